@@ -13,7 +13,7 @@ from launcher.accounts.report_values import zone_of
 from launcher.base.cpuset import CpuSet
 from launcher.base.redaction import MASK, Redactor, masked_arguments
 from launcher.base.text import format_size
-from launcher.config.schema import Config, EngineKind, Runtime
+from launcher.config.schema import Config, EngineKind, Runtime, SpawnerKind
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Engine, Launch
 from launcher.engines.numactl import Binding, MemPolicy
@@ -112,7 +112,13 @@ def read_host(config: Config, *, machine: Topology | None = None, cpus_only: boo
     from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
-    return Host(sysfs.read(), probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only)
+    topology = sysfs.read(slice_name=instances_slice(config))
+    return Host(topology, probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only)
+
+
+def instances_slice(config: Config) -> str | None:
+    """The systemd slice whose limits hold for instances, if it exists; None where they are the daemon's children."""
+    return None if config.supervision.spawner is SpawnerKind.DIRECT else config.systemd.slice
 
 
 def deploy(config: Config, host: Host) -> Deployment:
@@ -167,7 +173,7 @@ def compare_strategies(
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
     from launcher.plan.comparison import compare  # noqa: PLC0415  heavy
 
-    topology = sysfs.read() if machine is None else machine
+    topology = sysfs.read(slice_name=instances_slice(config)) if machine is None else machine
     return compare(topology, config, {} if cpus_only else read_profiles(config), cpus_only=cpus_only)
 
 

@@ -91,6 +91,10 @@ def _lines(planned: Topology, now: Topology, plan: Plan) -> Iterator[str]:
     limit = now.memory_limit_bytes
     if limit is not None and limit < (planned.memory_limit_bytes or float("inf")):
         yield f"this cgroup's memory limit fell to {limit / GIB:.1f} GiB"
+    if now.cpu_quota is not None and now.cpu_quota < (planned.cpu_quota or len(planned.allowed)):
+        yield (
+            f"this cgroup's cpu time limit fell to {float(now.cpu_quota):g} cpus: numa-launcher reload plans again"
+        )
 
 
 def _matters(node: int, had: int, has: int, plan: Plan) -> bool:

@@ -235,6 +235,18 @@ def memory_limit(facts: Facts, _: Matrix) -> Iterator[Row]:
         )  # fmt: skip
 
 
+def cpu_quota(facts: Facts, _: Matrix) -> Iterator[Row]:
+    """The cgroup's limit on cpu time, which neither cpuset nor affinity shows."""
+    quota, cpus = facts.topology.cpu_quota, len(facts.topology.allowed)
+    if quota is None or quota >= cpus:
+        yield ok("cpu-quota", "no cgroup limit on the time of the allowed cpus")
+    else:
+        yield warn(
+            "cpu-quota", f"the cgroup allows the time of {float(quota):g} of {counted(cpus, 'cpu')}",
+            "the plan respects it; raise it (CPUQuota=, docker --cpus, limits.cpu of a pod) to use the rest",
+        )  # fmt: skip
+
+
 def numactl(facts: Facts, _: Matrix) -> Iterator[Row]:
     """Found by trying. Its permissions decide how much memory is local."""
     binding, trouble = facts.binding, facts.binding_trouble
@@ -320,7 +332,7 @@ def governor(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 
 HOST_RULES: Final = (
-    cpu, vector_units, bfloat16, amx, numa, smt, allowed, memory, memory_limit, numactl, container, hugepages,
+    cpu, vector_units, bfloat16, amx, numa, smt, allowed, cpu_quota, memory, memory_limit, numactl, container, hugepages,
     numa_balancing, governor,
 )  # fmt: skip
 

@@ -1,6 +1,7 @@
-"""The cgroup's limits on cpus, memory nodes and memory: v1, v2, and the cpuset file system before both.
+"""The cgroup's limits on cpus, memory nodes, memory and cpu time: v1, v2, and the cpuset file system before both.
 
-Rule sources: Documentation/admin-guide/cgroup-v1/{cgroups,cpusets,memory}.rst, cgroup-v2.rst, cgroups(7).
+Rule sources: Documentation/admin-guide/cgroup-v1/{cgroups,cpusets,memory}.rst, cgroup-v2.rst,
+Documentation/scheduler/sched-bwc.rst, cgroups(7).
 proc/self/cgroup (or proc/self/cpuset) has this process's cgroup; proc/self/mountinfo, else proc/mounts, has the
 mount points of the hierarchies; without these the usual mount points are tried.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Final
 
 from launcher.base.cpuset import CpuSet
@@ -20,6 +22,15 @@ _UNLIMITED: Final = 1 << 62
 _CPUS: Final = {"cgroup2": ("cpuset.cpus.effective",), "cgroup": ("cpuset.cpus", "cpus"), "cpuset": ("cpus",)}
 _MEMS: Final = {"cgroup2": ("cpuset.mems.effective",), "cgroup": ("cpuset.mems", "mems"), "cpuset": ("mems",)}
 _MEMORY: Final = {"cgroup2": ("memory.max", "memory.high"), "cgroup": ("memory.limit_in_bytes",)}
+_CPU_TIME: Final = "cpu.max"
+_CPU_QUOTA: Final = "cpu.cfs_quota_us"
+_CPU_PERIOD: Final = "cpu.cfs_period_us"
+# The kernel's default (kernel/sched/core.c, default_cfs_period).
+_DEFAULT_PERIOD: Final = "100000"
+# Mount points that distributions use, by the controllers in each hierarchy.
+_USUAL_V1: Final = ("cpuset", "memory", "cpu,cpuacct", "cpu")
+INSTANCES_SLICE: Final = "numa-launcher.slice"
+"""Default slice of the instances' units, where systemd starts them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +40,8 @@ class Limits:
     cpus: CpuSet | None
     mems: CpuSet | None
     memory_bytes: int | None
+    cpu_quota: Fraction | None = None
+    """CPU seconds per second: the lowest quota / period of the cgroup and its ancestors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +54,26 @@ class _Mount:
     """Where it is mounted, relative to the root."""
 
 
-def read_limits(root: Root) -> Limits:
-    """The limits on this process (proc/self under `root`)."""
+def read_limits(root: Root, *, slice_name: str | None = None) -> Limits:
+    """The limits on this process (proc/self under `root`).
+
+    `slice_name`: a systemd slice whose memory and cpu time limits count as well, where it exists: instances run in it,
+    and not below this process's cgroup."""
     mounts = _mounts(root)
     places = _places(root)
+    beside = None if slice_name is None else slice_path(slice_name)
     return Limits(
         cpus=_cpuset(root, mounts, places, _CPUS),
         mems=_cpuset(root, mounts, places, _MEMS),
-        memory_bytes=_memory(root, mounts, places),
+        memory_bytes=_memory(root, mounts, places, beside),
+        cpu_quota=_cpu_quota(root, mounts, places, beside),
     )
+
+
+def slice_path(name: str) -> str:
+    """The cgroup of a systemd slice: "a-b.slice" is "/a.slice/a-b.slice" (systemd.slice(5)); "-.slice" is the root."""
+    words = [] if name == "-.slice" else name.removesuffix(".slice").split("-")
+    return "".join(f"/{'-'.join(words[:depth])}.slice" for depth in range(1, len(words) + 1)) or "/"
 
 
 def _cpuset(
@@ -64,12 +88,12 @@ def _cpuset(
     return None
 
 
-def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | None:
+def _memory(root: Root, mounts: list[_Mount], places: dict[str, str], beside: str | None) -> int | None:
     """The lowest limit of the cgroup and its ancestors.
 
     memory.high counts, too: above it the kernel reclaims and throttles."""
     limits: list[int] = []
-    for folder, mount in _folders(mounts, places, "memory"):
+    for folder, mount in _limiting(mounts, places, "memory", beside):
         for name in _MEMORY.get(mount.kind, ()):
             text = root.text(f"{folder}/{name}")
             if text is None or text == "max":
@@ -80,6 +104,36 @@ def _memory(root: Root, mounts: list[_Mount], places: dict[str, str]) -> int | N
             if limit < _UNLIMITED:
                 limits.append(limit)
     return min(limits, default=None)
+
+
+def _cpu_quota(
+    root: Root, mounts: list[_Mount], places: dict[str, str], beside: str | None
+) -> Fraction | None:
+    """The lowest quota / period of the cgroup and its ancestors, each of which throttles all that is below it."""
+    quotas: list[Fraction] = []
+    for folder, mount in _limiting(mounts, places, "cpu", beside):
+        if mount.kind == "cgroup2":
+            path = f"{folder}/{_CPU_TIME}"
+            quota, _, period = (root.text(path) or "max").partition(" ")
+        else:
+            path = f"{folder}/{_CPU_QUOTA}"
+            quota, period = root.text(path) or "-1", root.text(f"{folder}/{_CPU_PERIOD}") or ""
+        if quota in {"max", "-1"}:
+            continue
+        time, each = decimal(quota), decimal(period or _DEFAULT_PERIOD)
+        if time is None or not each:
+            raise root.broken(path, f"{quota[:20]!r} of {period[:20]!r} is not a quota of a period")
+        quotas.append(Fraction(time, each))
+    return min(quotas, default=None)
+
+
+def _limiting(
+    mounts: list[_Mount], places: dict[str, str], controller: str, beside: str | None
+) -> Iterator[tuple[str, _Mount]]:
+    """`_folders`, and those of the slice beside it."""
+    yield from _folders(mounts, places, controller)
+    if beside is not None:
+        yield from _folders(mounts, dict.fromkeys(("", controller), beside), controller)
 
 
 def _folders(mounts: list[_Mount], places: dict[str, str], controller: str) -> Iterator[tuple[str, _Mount]]:
@@ -125,8 +179,8 @@ def _mounts(root: Root) -> list[_Mount]:
     if root.exists("sys/fs/cgroup/cgroup.controllers"):
         return [_Mount("cgroup2", frozenset(), "/", "sys/fs/cgroup")]
     return [
-        _Mount("cgroup", frozenset({name}), "/", f"sys/fs/cgroup/{name}")
-        for name in ("cpuset", "memory")
+        _Mount("cgroup", frozenset(name.split(",")), "/", f"sys/fs/cgroup/{name}")
+        for name in _USUAL_V1
         if root.exists(f"sys/fs/cgroup/{name}")
     ]
 

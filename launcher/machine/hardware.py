@@ -228,6 +228,8 @@ class Hardware(msgspec.Struct, frozen=True, kw_only=True):
     transparent_hugepages: str | None
     kernel: str | None
     virtual: bool | None
+    cpu_quota: float | None = None
+    """CPU seconds per second that this process's cgroups allow; None: no limit."""
 
 
 def read_hardware(topology: Topology, root: Path | None = LIVE_ROOT) -> Hardware:
@@ -256,6 +258,7 @@ def read_hardware(topology: Topology, root: Path | None = LIVE_ROOT) -> Hardware
         transparent_hugepages=None if settings is None else settings.transparent_hugepages,
         kernel=kernel,
         virtual=_virtual(topology.cpu),
+        cpu_quota=None if topology.cpu_quota is None else float(topology.cpu_quota),
     )
 
 

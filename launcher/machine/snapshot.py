@@ -226,7 +226,7 @@ def _cgroups(lines: list[str]) -> Iterator[str]:
     return (
         line
         for line in lines
-        if {"cpuset", "memory", ""} & {*line.partition(":")[2].partition(":")[0].split(",")}
+        if {"cpuset", "memory", "cpu", ""} & {*line.partition(":")[2].partition(":")[0].split(",")}
     )
 
 

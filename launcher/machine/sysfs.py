@@ -28,15 +28,23 @@ HWLOC_INFO: Final = "proc/hwloc-nofile-info"
 """A file that hwloc-gather-topology adds to a captured root."""
 
 
-def read(root: Path = Path("/"), *, affinity: CpuSet | None = None) -> Topology:
+def read(
+    root: Path = Path("/"),
+    *,
+    affinity: CpuSet | None = None,
+    slice_name: str | None = cgroup.INSTANCES_SLICE,
+) -> Topology:
     """The machine under `root`, with this process's limits.
 
     `affinity` replaces the affinity mask; without it a live root ("/") asks the kernel, and another root uses its
-    proc/self/status, else all online cpus. Raises LauncherError."""
-    return read_source(Root(root), affinity=affinity)
+    proc/self/status, else all online cpus. `slice_name`: the slice of the instances' units; None: instances run in
+    this process's cgroup. Raises LauncherError."""
+    return read_source(Root(root), affinity=affinity, slice_name=slice_name)
 
 
-def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
+def read_source(
+    files: Root, *, affinity: CpuSet | None = None, slice_name: str | None = cgroup.INSTANCES_SLICE
+) -> Topology:
     """`read`, from any source of files."""
     notes: list[str] = []
     conflicts: list[str] = []
@@ -51,7 +59,7 @@ def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
     cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
     l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
-    limits = cgroup.read_limits(files)
+    limits = cgroup.read_limits(files, slice_name=slice_name)
     if affinity is None:
         affinity = files.source.affinity()
     allowed = online & (status.get("Cpus_allowed", online) if affinity is None else affinity)
@@ -61,6 +69,7 @@ def read_source(files: Root, *, affinity: CpuSet | None = None) -> Topology:
         numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
         conflicts=tuple(conflicts), memory_limit_bytes=limits.memory_bytes,
+        cpu_quota=limits.cpu_quota,
         has_numa=bool(files.ids(NODE_FOLDER, "node")),
     )  # fmt: skip
 

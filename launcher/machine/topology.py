@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import NamedTuple
 
 from launcher.base.cpuset import CpuSet
@@ -103,6 +104,8 @@ class Topology:
     """Documented defaults used because a file is missing (old kernels), one line each."""
     memory_limit_bytes: int | None = None
     """The lowest cgroup memory limit of this process; None when there is none."""
+    cpu_quota: Fraction | None = None
+    """CPU seconds per second that the cgroup allows this process (or the instances' slice); None: no limit."""
     conflicts: tuple[str, ...] = ()
     """Contradictory firmware maps, with what was used and what was ignored, one line each."""
     has_numa: bool = True

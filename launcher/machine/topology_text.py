@@ -17,6 +17,7 @@ def to_json(topology: Topology) -> dict[str, Any]:
         "allowed": topology.allowed.format(),
         "allowed_nodes": topology.allowed_nodes.format(),
         "memory_limit_bytes": topology.memory_limit_bytes,
+        "cpu_quota": None if topology.cpu_quota is None else float(topology.cpu_quota),
         "sockets": [{"id": socket.id, "cpus": socket.cpus.format()} for socket in topology.sockets],
         "numa_nodes": [_node_json(node) for node in topology.numa_nodes],
         "l3_domains": [
@@ -94,6 +95,8 @@ def to_text(topology: Topology) -> str:
         lines.append(f"offline {topology.offline}")
     if topology.memory_limit_bytes is not None:
         lines.append(f"cgroup memory limit {format_size(topology.memory_limit_bytes)}")
+    if topology.cpu_quota is not None:
+        lines.append(f"cgroup cpu time limit {float(topology.cpu_quota):g} cpus")
     for node in topology.numa_nodes:
         socket = "no socket" if node.socket is None else f"socket {node.socket}"
         memory = format_size(node.memory_bytes) if node.memory_known else "memory unknown"

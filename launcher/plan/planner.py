@@ -31,7 +31,7 @@ from launcher.plan.rules_model import MODEL_RULES, ZENTORCH_RULES
 from launcher.plan.rules_placement import BINDING_RULES, PLACEMENT_RULES
 from launcher.plan.serving import effective_config
 from launcher.plan.strategies import Cut, CutError, cutter, runs
-from launcher.plan.zones import Zone, parts_of, reserve, usable_cores, zones_of
+from launcher.plan.zones import Zone, parts_of, quota_cpus, reserve, usable_cores, within_quota, zones_of
 
 # --- Checks a plan against the engine's actual behaviour: a table of small rules. ---
 #
@@ -78,7 +78,8 @@ def make_plan(
 
     1. Usable cores have a NUMA node and allowed cpus (within layout.cpus, if set). An instance uses the
        lowest allowed cpu of a core, or with use_smt all of them.
-    2. Reserved cores are removed (`zones.reserve`), with all their allowed siblings.
+    2. Reserved cores are removed (`zones.reserve`), with all their allowed siblings, and those beyond the cgroup's
+       limit on cpu time (`zones.within_quota`).
     3. The other cores are grouped by (socket, node), instances are counted (`zones.zones_of`), and zones
        are divided (`strategies`).
     4. Slots are numbered by model, then socket, then node, then order within the zone.
@@ -89,18 +90,14 @@ def make_plan(
     if config.layout.cpus is not None:
         topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
     cores = usable_cores(topology)
-    reserved = reserve(cores, config.layout.reserve_cores)
-    if reserved is None:
-        findings.append(_cannot_reserve(config, len(cores)))
-        reserved = ()
-    kept = set(reserved)
-    parts = parts_of(core for core in cores if core not in kept)
-    if not parts:
-        findings.append(_no_cpus(topology))
     models = tuple(
         effective_config(model, config, profiles.get(model.name, UNKNOWN), topology.cpu)
         for model in config.models
     )
+    reserved, cores = _divide(cores, topology, config, models, findings)
+    parts = parts_of(cores)
+    if not parts:
+        findings.append(_no_cpus(topology))
     zones = zones_of(parts, config.models, config.layout, topology, findings)
     placed: list[tuple[int, Placement]] = []
     for zone in zones:
@@ -121,6 +118,28 @@ def make_plan(
         models=models,
     )  # fmt: skip
     return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
+
+
+def _divide(
+    cores: tuple[Core, ...],
+    topology: Topology,
+    config: Config,
+    models: Sequence[EffectiveConfig],
+    findings: list[Finding],
+) -> tuple[tuple[Core, ...], tuple[Core, ...]]:
+    """The reserved cores, and those for instances."""
+    layout, limit = config.layout, quota_cpus(topology)
+    reserved = reserve(cores, layout.reserve_cores, limit=limit)
+    if reserved is None:
+        findings.append(_cannot_reserve(config, len(cores)))
+        reserved = ()
+    kept = set(reserved)
+    rest = tuple(core for core in cores if core not in kept)
+    if limit is None:
+        return reserved, rest
+    ranks = [model.tensor_parallel_size for model in models]
+    asks = list(zip(config.models, ranks, strict=True))
+    return reserved, within_quota(rest, max(0, limit - len(reserved)), topology, layout, asks)
 
 
 def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topology:

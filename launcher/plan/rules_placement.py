@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final
 
 from launcher.base.text import format_size
 from launcher.plan.plan import Finding, Rule, Subject, violation, warning
+from launcher.plan.zones import quota_cpus, threads_of, usable_cores
 
 
 def duplicate_names(subject: Subject) -> Iterator[Finding]:
@@ -64,6 +66,38 @@ def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
             f"leaves {len(left_out)} of {len(topology.online)} idle",
             "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or set layout.cpus if this is intended",
         )
+
+
+def cpu_quota(subject: Subject) -> Iterator[Finding]:
+    """A cgroup that has used its cpu time is stopped until the next period, with all its threads
+    (Documentation/scheduler/sched-bwc.rst)."""
+    quota, limit = subject.topology.cpu_quota, quota_cpus(subject.topology)
+    used = sum(len(slot.placement.cpus) for slot in subject.plan.slots)
+    if quota is None or limit is None or not used:
+        return
+    layout, allows = subject.config.layout, f"this process's cgroup allows the time of {float(quota):g} cpus"
+    there = threads_of(usable_cores(subject.topology), layout)
+    remedy = (
+        "raise or remove the limit: cpu.max, CPUQuota= of the unit or slice, --cpus, or limits.cpu of the pod"
+    )
+    if used > quota:
+        yield warning(
+            "cpu-quota-exceeded",
+            f"{allows}, but instances have {used}: OpenMP threads wait for each other in busy loops, so under load all "
+            f"of them are stopped for {_stopped(used, quota)} % of the time",
+            f"{remedy}; or lower layout.instances_per_socket, tensor_parallel_size or layout.cpus",
+        )
+    elif there > limit:
+        yield warning(
+            "cpu-quota",
+            f"{allows}: instances get {used} of {there} usable cpus, as with more threads the kernel would stop all of "
+            "them for a part of the time",
+            remedy,
+        )
+
+
+def _stopped(used: int, quota: Fraction) -> int:
+    return round(100 * (1 - quota / used))
 
 
 def free_memory(subject: Subject) -> Iterator[Finding]:
@@ -128,5 +162,6 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
 
 PLACEMENT_RULES: Final[tuple[Rule, ...]] = (
     contradictory_firmware, duplicate_names, use_smt, no_numa, narrow_cpuset,
+    cpu_quota,
 )  # fmt: skip
 BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)

@@ -1,4 +1,4 @@
-"""Usable cores, reserved cores, and the number of instances of each zone."""
+"""Usable cores, reserved cores, cores within the cpu time limit, and the number of instances of each zone."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from launcher.plan.plan import Finding, violation, warning
 CORES_PER_INSTANCE: Final = 64
 CORES_PER_RESERVED: Final = 64
 MIN_CORES_TO_RESERVE: Final = 16
+# An instance of more ranks has more than 4 cpus with two threads per core, and then keeps a core for its API server.
+_RANKS_WITHOUT_SPARE: Final = 2
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -43,15 +45,101 @@ def usable_cores(topology: Topology) -> tuple[Core, ...]:
     return tuple(sorted((core for core in cores if core.cpus), key=lambda core: core.cpus.first))
 
 
-def reserve(cores: Sequence[Core], wanted: int | str) -> tuple[Core, ...] | None:
+def quota_cpus(topology: Topology) -> int | None:
+    """Cpus that the cgroup's limit on cpu time lets run all the time, at least 1; None without a limit."""
+    return None if topology.cpu_quota is None else max(1, int(topology.cpu_quota))
+
+
+def threads_of(cores: Iterable[Core], layout: Layout) -> int:
+    """Cpus that instances on these cores use."""
+    return sum(len(core.cpus) if layout.use_smt else 1 for core in cores)
+
+
+def within_quota(
+    cores: Sequence[Core], limit: int, topology: Topology, layout: Layout, models: Sequence[tuple[Model, int]]
+) -> tuple[Core, ...]:
+    """The cores for instances where they may run on `limit` cpus at once. `models`: each with its ranks.
+
+    OpenMP threads wait for each other in busy loops: with one thread more than the quota the kernel stops all of
+    them for a part of every period (Documentation/scheduler/sched-bwc.rst).
+
+    1. layout.cpus is taken as given; `rules_placement.cpu_quota` reports the excess.
+    2. Instances per socket, per-node, sockets and nodes that are configured are kept: the nodes share the limit.
+       Otherwise one node after the other is filled, those with memory first: few large instances need less memory.
+    3. A node keeps a core for each rank of its instances, and one for their API servers, also beyond the limit.
+    4. interleaved takes cores at equal distances, from all L3 caches; the other strategies take neighbours."""
+    parts = [part for part in parts_of(cores) if any(_takes(model, part) for model, _ in models)]
+    if (
+        layout.cpus is not None
+        or threads_of((core for part in parts for core in part.cores), layout) <= limit
+    ):
+        return tuple(cores)
+    shares = _shares(parts, limit, topology, layout, models)
+    return tuple(
+        core
+        for part, count in zip(parts, shares, strict=True)
+        for core in _some(part.cores, count, spread=layout.strategy is Strategy.INTERLEAVED)
+    )
+
+
+def _takes(model: Model, part: Part) -> bool:
+    return (model.sockets is None or part.socket in model.sockets) and (
+        model.nodes is None or part.node in model.nodes
+    )
+
+
+def _shares(
+    parts: Sequence[Part], limit: int, topology: Topology, layout: Layout, models: Sequence[tuple[Model, int]]
+) -> list[int]:
+    """Cores of each part."""
+    smt = max(len(core.cpus) for part in parts for core in part.cores) if layout.use_smt else 1
+    left = limit // smt
+    asked = (
+        isinstance(layout.instances_per_socket, int)
+        or layout.strategy is Strategy.PER_NODE
+        or any(model.sockets is not None or model.nodes is not None for model, _ in models)
+    )
+    order = sorted(
+        range(len(parts)),
+        key=lambda i: len(parts[i].cores) if asked else topology.node(parts[i].node).memory_bytes == 0,
+    )
+    shares = [0] * len(parts)
+    for done, i in enumerate(order):
+        if not asked and done and left <= 0:
+            break
+        share = -(-left // (len(parts) - done)) if asked else left
+        least = _least(parts[i], parts, layout, models)
+        shares[i] = min(len(parts[i].cores), max(share, least))
+        left = max(0, left - shares[i])
+    return shares
+
+
+def _least(part: Part, parts: Sequence[Part], layout: Layout, models: Sequence[tuple[Model, int]]) -> int:
+    """Cores without which the instances of a part cannot be placed."""
+    wanted, least = layout.instances_per_socket, 0
+    for model, ranks in models:
+        if _takes(model, part):
+            sharing = sum(_takes(model, each) and each.socket == part.socket for each in parts)
+            count = -(-wanted // sharing) if isinstance(wanted, int) else 1
+            least += count * (ranks + (ranks > _RANKS_WITHOUT_SPARE))
+    return least
+
+
+def _some(cores: Sequence[Core], count: int, *, spread: bool) -> Sequence[Core]:
+    return [cores[i * len(cores) // count] for i in range(count)] if spread else cores[:count]
+
+
+def reserve(cores: Sequence[Core], wanted: int | str, *, limit: int | None = None) -> tuple[Core, ...] | None:
     """The cores reserved for proxy and OS; None when too few are usable.
 
-    1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16.
+    1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16; of these as many count
+       as the cpu time limit allows to run.
     2. The last cores of the nodes are taken in turn, starting with the lowest node.
     3. A node's last usable core is never taken; such a node is skipped."""
     count = wanted if isinstance(wanted, int) else 0
-    if not isinstance(wanted, int) and len(cores) >= MIN_CORES_TO_RESERVE:
-        count = -(-len(cores) // CORES_PER_RESERVED)
+    running = len(cores) if limit is None else min(len(cores), limit)
+    if not isinstance(wanted, int) and running >= MIN_CORES_TO_RESERVE:
+        count = -(-running // CORES_PER_RESERVED)
     left: dict[int | None, list[Core]] = defaultdict(list)
     for core in cores:
         left[core.node].append(core)
@@ -119,12 +207,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
                     f"set {key} of that [[models]] entry to some of {_ids(usable)}",
                 )
             )
-    its = [
-        part
-        for part in parts
-        if (model.sockets is None or part.socket in model.sockets)
-        and (model.nodes is None or part.node in model.nodes)
-    ]
+    its = [part for part in parts if _takes(model, part)]
     if not its and parts:
         findings.append(
             violation(

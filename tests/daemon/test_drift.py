@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from support.planned_machine import PLAN, PLANNED
@@ -58,6 +59,11 @@ def smaller(node: int, gib: float) -> Topology:
             ["cpus 7 are offline: slot 1" + REMEDY],
         ),
         (replace(PLANNED, memory_limit_bytes=GIB), ["this cgroup's memory limit fell to 1.0 GiB"]),
+        (
+            replace(PLANNED, cpu_quota=Fraction(3, 2)),
+            ["this cgroup's cpu time limit fell to 1.5 cpus: numa-launcher reload plans again"],
+        ),
+        (replace(PLANNED, cpu_quota=Fraction(64)), []),
     ],
 )
 def test_drift(now: Topology, lines: list[str]) -> None:

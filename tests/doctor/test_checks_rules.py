@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -112,6 +113,8 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (topology(numa_nodes=(node(0, "0-7", 0, memory_known=False),)), "memory", OK, BEST, "node 0"),
         (topology(memory_limit_bytes=8 * GIB), "memory-limit", WARN, BEST, "allows 8 GiB of 64 GiB"),
         (topology(memory_limit_bytes=80 * GIB), "memory-limit", OK, BEST, "no cgroup limit"),
+        (topology(cpu_quota=Fraction(1, 2)), "cpu-quota", WARN, BEST, "the time of 0.5 of "),
+        (topology(cpu_quota=Fraction(999)), "cpu-quota", OK, BEST, "no cgroup limit"),
         (topology(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
         ({"binding": None, "binding_trouble": Trouble("no numactl", "install")}, "numactl", FAIL, LEAST, "no numactl"),
         ({"binding": None}, "numactl", FAIL, LEAST, "not searched for"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from support.synthetic import put
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
-from launcher.machine.cgroup import Limits, read_limits
+from launcher.machine.cgroup import Limits, read_limits, slice_path
 from launcher.machine.kernel_files import Root
 
 V2 = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate"
@@ -138,3 +139,76 @@ def test_bad_limit_names_the_file(tmp_path: Path) -> None:
     files = {"proc/self/mountinfo": V2, "sys/fs/cgroup/memory.max": "much"}
     with pytest.raises(LauncherError, match=r"memory\.max"):
         limits(tmp_path, **files)
+
+
+CPU_V1 = "35 32 0:32 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
+
+
+@pytest.mark.parametrize(
+    ("text", "cpus"),
+    [
+        ("800000 100000", 8),
+        ("max 100000", None),
+        ("750000 100000", Fraction(15, 2)),
+        ("40000 20000", 2),
+        ("50000", Fraction(1, 2)),
+    ],
+)
+def test_v2_cpu_time(text: str, cpus: Fraction | None, tmp_path: Path) -> None:
+    files = {"proc/self/mountinfo": V2, "proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": text}
+    assert limits(tmp_path, **files).cpu_quota == cpus
+
+
+def test_cpu_time_of_the_tightest_ancestor(tmp_path: Path) -> None:
+    files = {
+        "proc/self/mountinfo": V2,
+        "proc/self/cgroup": "0::/kubepods.slice/pod1/c1",
+        "sys/fs/cgroup/kubepods.slice/cpu.max": "6400000 100000",
+        "sys/fs/cgroup/kubepods.slice/pod1/cpu.max": "400000 100000",
+        "sys/fs/cgroup/kubepods.slice/pod1/c1/cpu.max": "max 100000",
+    }
+    assert limits(tmp_path, **files).cpu_quota == 4
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [("-1", None), ("250000", 5)])
+def test_v1_cpu_time(quota: str, cpus: int | None, tmp_path: Path) -> None:
+    folder = "sys/fs/cgroup/cpu,cpuacct/job"
+    files = {
+        "proc/self/mountinfo": CPU_V1,
+        "proc/self/cgroup": "5:cpu,cpuacct:/job",
+        f"{folder}/cpu.cfs_quota_us": quota,
+        f"{folder}/cpu.cfs_period_us": "50000",
+        "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "-1",
+    }
+    assert limits(tmp_path, **files).cpu_quota == cpus
+
+
+def test_v1_cpu_time_by_its_usual_place(tmp_path: Path) -> None:
+    files = {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "150000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}
+    assert limits(tmp_path, **files).cpu_quota == Fraction(3, 2)
+
+
+def test_bad_cpu_time_names_the_file(tmp_path: Path) -> None:
+    for text in ("much 100000", "1000 0"):
+        files = {"proc/self/mountinfo": V2, "sys/fs/cgroup/cpu.max": text}
+        with pytest.raises(LauncherError, match=r"cpu\.max"):
+            limits(tmp_path, **files)
+
+
+def test_the_slice_of_the_instances_counts_for_cpu_time_and_memory(tmp_path: Path) -> None:
+    for name, text in {
+        "proc/self/mountinfo": V2,
+        "proc/self/cgroup": "0::/system.slice/numa-launcher.service",
+        "sys/fs/cgroup/system.slice/numa-launcher.service/cpu.max": "max 100000",
+        "sys/fs/cgroup/numa.slice/cpu.max": "1600000 100000",
+        "sys/fs/cgroup/numa.slice/numa-launcher.slice/memory.max": "4096",
+    }.items():
+        put(tmp_path / name, text)
+    found = read_limits(Root(tmp_path), slice_name="numa-launcher.slice")
+    assert (found.cpu_quota, found.memory_bytes) == (16, 4096)
+    assert read_limits(Root(tmp_path)) == NONE
+
+
+def test_the_path_of_a_slice() -> None:
+    assert slice_path("a-b-c.slice") == "/a.slice/a-b.slice/a-b-c.slice"
+    assert slice_path("-.slice") == "/"

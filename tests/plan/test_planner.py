@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -280,3 +281,60 @@ def test_command_engine_takes_no_memory() -> None:
 def test_a_bad_size_is_an_error() -> None:
     with pytest.raises(LauncherError, match=r"memory\.kv_cache"):
         plan_for(EPYC_1P, memory=Memory(kv_cache="lots"))
+
+
+QUOTA_8 = Machine(cores=32, cpu_quota=Fraction(8))
+
+
+def threads(plan: Plan) -> int:
+    return sum(len(slot.placement.cpus) for slot in plan.slots)
+
+
+@pytest.mark.parametrize(
+    ("quota", "count"), [(Fraction(8), 8), (Fraction(79, 10), 7), (Fraction(1), 1), (Fraction(31), 31)]
+)
+def test_instances_use_no_more_cpus_than_the_cgroup_gives_time(quota: Fraction, count: int) -> None:
+    plan = plan_for(replace(QUOTA_8, cpu_quota=quota))
+    assert threads(plan) + len(plan.reserved) == count
+    assert codes(plan) == ["cpu-quota"]
+    assert f"{float(quota):g} cpus" in plan.findings[0].message
+
+
+def test_cpu_time_for_all_cpus_changes_nothing() -> None:
+    for quota in (Fraction(32), Fraction(100)):
+        assert plan_for(replace(QUOTA_8, cpu_quota=quota)) == plan_for(replace(QUOTA_8, cpu_quota=None))
+
+
+def test_strategies_within_the_cpu_time() -> None:
+    assert cpus(plan_for(QUOTA_8)) == ["0,4,8,12,16,20,24,28"]
+    assert cpus(plan_for(QUOTA_8, strategy=Strategy.CONTIGUOUS)) == ["0-7"]
+    smt = plan_for(replace(QUOTA_8, smt=2), strategy=Strategy.CONTIGUOUS, use_smt=True)
+    assert cpus(smt) == ["0-3,32-35"]
+
+
+def test_cpu_time_fills_one_node_unless_the_configuration_asks_for_more() -> None:
+    machine = Machine(sockets=2, cores=16, cpu_quota=Fraction(8))
+    assert [(s.placement.node, len(s.placement.cpus)) for s in plan_for(machine).slots] == [(0, 8)]
+    both = plan_for(machine, instances_per_socket=2)
+    assert [(s.placement.node, len(s.placement.cpus)) for s in both.slots] == [(0, 2), (0, 2), (1, 2), (1, 2)]
+    there = plan_for(machine, Model(name="m", path="/m", nodes=(1,)))
+    assert [(s.placement.node, len(s.placement.cpus)) for s in there.slots] == [(1, 8)]
+    empty = plan_for(replace(machine, memoryless=frozenset({0})))
+    assert [s.placement.node for s in empty.slots] == [1]
+
+
+@pytest.mark.parametrize(
+    ("layout", "model"),
+    [
+        ({"cpus": "0-31"}, Model(name="m", path="/m")),
+        ({"instances_per_socket": 12}, Model(name="m", path="/m")),
+        ({}, Model(name="m", path="/m", tensor_parallel_size=8)),
+    ],
+)
+def test_a_configuration_beyond_the_cpu_time_is_planned_with_a_warning(
+    layout: dict[str, Any], model: Model
+) -> None:
+    plan = plan_for(QUOTA_8, model, **layout)
+    assert not plan.violations
+    assert threads(plan) > 8
+    assert "cpu-quota-exceeded" in codes(plan)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
@@ -46,6 +47,7 @@ def topologies(draw: st.DrawFn) -> Topology:
         memoryless=draw(st.frozensets(st.integers(0, sockets * nodes - 1))),
         node_bytes=draw(st.sampled_from([1024, 512 * MIB, 4 * GIB, 64 * GIB])),
         memory_limit_bytes=draw(st.none() | st.sampled_from([0, MIB, 8 * GIB, 512 * GIB])),
+        cpu_quota=draw(st.none() | st.fractions(Fraction(1, 10), 70, max_denominator=10)),
     )
     every = range(machine.core_count * machine.smt)
     offline = draw(st.frozensets(st.sampled_from(every), max_size=len(every) - 1))

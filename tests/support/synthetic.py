@@ -6,6 +6,7 @@ The two are made independently; test_synthetic_trees.py checks that reading the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 
 from launcher.base.cpuset import CpuSet
@@ -39,6 +40,7 @@ class Machine:
     memoryless: frozenset[int] = frozenset()
     """Nodes with cpus and no memory."""
     memory_limit_bytes: int | None = None
+    cpu_quota: Fraction | None = None
     has_l3: bool = True
     cpu: CpuInfo = field(default=EPYC)
 
@@ -123,6 +125,7 @@ class Machine:
             cpu=self.cpu,
             allowed_nodes=CpuSet(range(self.node_count)),
             memory_limit_bytes=self.memory_limit_bytes,
+            cpu_quota=self.cpu_quota,
         )
 
     def write(self, root: Path) -> Path:

@@ -18,7 +18,7 @@ _DESCRIPTIONS: Final = frozenset({"name", "what", "source"})
 # Fields of Hardware and Software as people call them.
 _NAMES: Final = {
     "cpu_model": "CPU", "numa_nodes": "NUMA nodes", "nodes_per_socket": "NUMA nodes per socket", "cpus": "logical CPUs",
-    "allowed_cpus": "CPUs allowed", "memory_limit_bytes": "memory limit",
+    "allowed_cpus": "CPUs allowed", "cpu_quota": "CPU time limit", "memory_limit_bytes": "memory limit",
     "memory_bytes": "memory", "memory_speed_mts": "memory speed", "memory_modules": "memory modules", "smt": "SMT",
     "transparent_hugepages": "transparent huge pages", "virtual": "virtual machine", "numa_launcher": "numa-launcher",
     "vllm": "vLLM", "torch": "PyTorch", "zentorch": "ZenTorch", "python": "Python",

@@ -140,9 +140,15 @@ def _hardware(measured: Hardware, now: Hardware) -> Iterator[str]:
         yield f"memory {_size(measured.memory_bytes)} → {_size(now.memory_bytes)}"
     if measured.memory_limit_bytes != now.memory_limit_bytes:
         yield f"memory limit {_size(measured.memory_limit_bytes)} → {_size(now.memory_limit_bytes)}"
+    if measured.cpu_quota != now.cpu_quota:
+        yield f"cpu time limit {_quota(measured.cpu_quota)} → {_quota(now.cpu_quota)}"
     old_kernel, new_kernel = _series(measured.kernel), _series(now.kernel)
     if _known(old_kernel, new_kernel):
         yield f"kernel {old_kernel} → {new_kernel}"
+
+
+def _quota(cpus: float | None) -> str:
+    return "none" if cpus is None else f"{cpus:g} cpus"
 
 
 def _series(kernel: str | None) -> str | None:

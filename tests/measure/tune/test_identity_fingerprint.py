@@ -40,6 +40,7 @@ def test_the_same_machine() -> None:
         ({"numa_nodes": 4}, "NUMA nodes 1 → 4"),
         ({"allowed_cpus": 16}, "allowed cpus 256 → 16"),
         ({"memory_limit_bytes": 64 * 1024**3}, "memory limit none → 64 GiB"),
+        ({"cpu_quota": 7.5}, "cpu time limit none → 7.5 cpus"),
         ({"kernel": "6.14.0-1-generic"}, "kernel 6.8 → 6.14"),
         ({"virtual": True}, "virtual machine no → yes"),
     ],
