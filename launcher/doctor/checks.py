@@ -386,6 +386,11 @@ def engine(facts: Facts, matrix: Matrix) -> Iterator[Row]:
         )  # fmt: skip
     else:
         yield ok(check, f"{software.vllm} ({software.command})")
+        if software.cpu_build is False:
+            yield fail(
+                "vllm-build", f"vLLM {software.vllm} is no CPU build: it finds no device and does not start",
+                "run scripts/quickstart, or pip install 'numa-launcher[vllm]' in an environment of its own",
+            )  # fmt: skip
         yield versions_row(matrix, software.vllm, software.torch, software.zentorch)
 
 

@@ -52,6 +52,8 @@ class Software:
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None
+    cpu_build: bool | None = None
+    """Whether vLLM was built for CPUs; None: unknown."""
     tcmalloc: str | None = None
     tcmalloc_off: bool = False
     """Switched off by the configuration."""

@@ -92,7 +92,7 @@ def find_software(engine: Engine) -> Software:
         )  # fmt: skip
     return Software(
         is_vllm=is_vllm, command=" ".join(stack.command), vllm=stack.vllm, torch=stack.torch,
-        zentorch=stack.zentorch, tcmalloc=stack.tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
+        zentorch=stack.zentorch, cpu_build=stack.cpu_build, tcmalloc=stack.tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
         openmp=(*_own_openmp(stack), *_system_openmp()),
     )  # fmt: skip
 

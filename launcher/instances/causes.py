@@ -80,11 +80,27 @@ _DIED: Final = r"(?:exit code:? |Failed core proc\(s\): \{.*': )"
 KILLED_CHILD: Final = re.compile(rf"{_DIED}-9\b")
 """A process below the main one ended by SIGKILL: by the kernel's out-of-memory killer, or by a user."""
 
+# Messages of Python's own exceptions; a logged warning quotes them as ImportError('...').
+_UNIMPORTABLE: Final = r"(?:Import|ModuleNotFound|OS|Attribute|Runtime)Error: "
+# Libraries of accelerators (CUDA, ROCm, oneAPI), and torch's own that link to them.
+_ACCELERATOR: Final = (
+    r"lib(?:cu(?:da|dart|blas|blasLt|dnn|fft|file|pti|rand|solver|sparse|sparseLt)|nccl|nvrtc|nvJitLink|nvToolsExt|nvshmem"
+    r"|nvidia-ml|amdhip64|hip(?:blas|blaslt|fft|rand|solver|sparse)|roc(?:blas|fft|rand|solver|sparse|m_smi64)|rccl|MIOpen"
+    r"|hsa-runtime64|roctx64|amd_smi|ze_loader|sycl|ur_loader|OpenCL|(?:torch|c10)_(?:cuda|hip|xpu))\b[\w.+-]*"
+)
+
 START_FAILED: Final = re.compile(r"EngineCore failed to start|Engine core initialization failed")
 """After this line vLLM 0.32 ends; where its worker has swallowed its own exit, it hangs instead."""
 
 ENGINE_DIED: Final = re.compile(r"died unexpectedly|EngineDeadError|Engine core proc \S+ died")
 """A process below the main one ended by itself. vLLM 0.32 then ends in good order, with exit code 0."""
+
+_NODE_MISSING: Final = "numactl does not know the cpus or node of this slot"
+_NODE_MISSING_REMEDY: Final = "run `numa-launcher topology`; restart the daemon if the machine has changed"
+_CPU_BUILD: Final = (
+    "install vLLM's CPU build and the torch that it was built for (scripts/quickstart, or pip install "
+    "'numa-launcher[vllm]'); `numa-launcher doctor` shows both"
+)
 
 RULES: Final[tuple[Rule, ...]] = (
     _rule(
@@ -106,6 +122,21 @@ RULES: Final[tuple[Rule, ...]] = (
         "raise memory.kv_cache or lower max_model_len", Retry.NEVER,
     ),
     _rule(
+        "no-space",
+        # Python's multiprocessing (psm_, mp-, sem.) and torch (torch_PID_N) name their segments so; shm_open(3).
+        r"(?:(?:No space left on device|\[Errno 28\]).*(?:['\"]/(?:psm_|mp-|sem\.|torch_)|/dev/shm)"
+        r"|</?(?:dev/shm/)?torch_\w+>.*No space left on device|/dev/shm\b.*(?:No space left on device|\[Errno 28\]))",
+        "shared memory (/dev/shm) is full",
+        "enlarge it: mount -o remount,size=16G /dev/shm, or --shm-size of the container; delete what dead processes left",
+        Retry.BACKOFF,
+    ),
+    _rule(
+        "no-space", r"(?:No space left on device|\[Errno 28\]|Disk quota exceeded|\[Errno 122\]|\bENOSPC\b)",
+        "a file system or its quota is full",
+        "free space where the line below says: engine.cache_dir (compile caches), /tmp, or the folder of the model",
+        Retry.BACKOFF,
+    ),
+    _rule(
         "freezing-aot-crash", r"expected OutputCode, got <class 'function'>",
         "TORCHINDUCTOR_FREEZING=1 met vLLM's ahead-of-time compile",
         "set VLLM_USE_AOT_COMPILE=0 in engine.env", Retry.NEVER,
@@ -118,8 +149,8 @@ RULES: Final[tuple[Rule, ...]] = (
     ),
     _rule(
         "unsupported-version",
-        r"(?:but Transformers does not recognize this architecture|Model architectures \[.*\] (?:are not supported"
-        r"|failed to be inspected)|was supported in vLLM until|requires (?:transformers|torch)[ <>=]+[0-9]"
+        r"(?:but Transformers does not recognize this architecture|Model architectures \[.*\] are not supported"
+        r"|was supported in vLLM until|requires (?:transformers|torch)[ <>=]+[0-9]"
         r"|Unsupported (?:torch|Python) version)",
         "the installed vLLM or Transformers does not know this model",
         "install the vLLM version that the model's card names, or serve another model", Retry.NEVER,
@@ -145,9 +176,16 @@ RULES: Final[tuple[Rule, ...]] = (
         "correct engine.args; `numa-launcher plan --shell` prints the whole line", Retry.NEVER,
     ),
     _rule(
-        "node-missing", r"(?:node|cpu) argument \S+ is out of range",
-        "numactl does not know the cpus or node of this slot",
-        "run `numa-launcher topology`; restart the daemon if the machine has changed", Retry.NEVER,
+        # libnuma.c: "is" for the first number of an item, none for the end of a range; the rest of the list may follow.
+        "node-missing", r"(?:node|cpu) argument \S+ (?:is )?out of range",
+        _NODE_MISSING, _NODE_MISSING_REMEDY, Retry.NEVER,
+    ),
+    _rule(
+        "node-missing",
+        # numactl where libnuma's line is lost; taskset and numactl at a cpu outside the cpuset; docker's daemon.
+        r"(?:^<[\d,+!-]+> is invalid$|failed to set pid \d+'s affinity: Invalid argument"
+        r"|sched_setaffinity: Invalid argument|Requested (?:CPUs|memory nodes) are not available)",
+        _NODE_MISSING, _NODE_MISSING_REMEDY, Retry.NEVER,
     ),
     _rule(
         "port-or-socket-in-use", r"(?:\[Errno 98\]|[Aa]ddress already in use)",
@@ -205,6 +243,40 @@ RULES: Final[tuple[Rule, ...]] = (
         r"(?:Cannot allocate memory|MemoryError|DefaultCPUAllocator: can't allocate memory|std::bad_alloc)",
         "the node ran out of memory",
         "lower memory.kv_cache or the number of instances", Retry.BACKOFF,
+    ),
+    _rule(
+        "wrong-build",
+        # vllm/config/device.py and platforms/__init__.py; torch without a device; PyTorch's dispatcher for operators of
+        # a library (vllm._C) that did not load.
+        r"(?:Failed to infer device type|Device string must not be empty"
+        rf"|{_UNIMPORTABLE}(?:.*[ /])?{_ACCELERATOR}: cannot open shared object file"
+        r"|Torch not compiled with (?:CUDA|XPU) enabled|Found no NVIDIA driver|No (?:CUDA|HIP|XPU) GPUs are available"
+        r"|no CUDA-capable device is detected|'_OpNamespace' '_(?:moe_)?C\w*' object has no attribute"
+        rf"|{_UNIMPORTABLE}No module named 'vllm\._\w*C\w*')",
+        "the installed vLLM or torch is no CPU build", _CPU_BUILD, Retry.NEVER,
+    ),
+    _rule(
+        "wrong-build",
+        rf"(?:{_UNIMPORTABLE}(?!.*(?:zentorch|inductor)).*: undefined symbol: |operator torchvision::\w+ does not exist)",
+        "a library of the engine was built for another torch", _CPU_BUILD, Retry.NEVER,
+    ),
+    _rule(
+        "library-too-old", r"version `(?:GLIBC|GLIBCXX|CXXABI|GCC|GOMP)_[\d.]+' not found",
+        "a library of this system is older than the engine's build needs",
+        "build vLLM on this system, run it in a container (engine.image), or update the distribution; conda's libstdc++ "
+        "serves for GLIBCXX and CXXABI", Retry.NEVER,
+    ),
+    _rule(
+        "library-missing",
+        rf"(?:{_UNIMPORTABLE}(?!.*zentorch)|error while loading shared libraries: ).*: cannot open shared object file",
+        "a shared library of the engine is missing",
+        "install the package with that library, or correct LD_LIBRARY_PATH in engine.env", Retry.NEVER,
+    ),
+    _rule(
+        # vLLM looks at a model's class in a process of its own, which fails for any of the causes above, too.
+        "unsupported-version", r"Model architectures \[.*\] failed to be inspected",
+        "the installed vLLM or Transformers does not know this model",
+        "install the vLLM version that the model's card names, or serve another model", Retry.NEVER,
     ),
     _rule(
         "bad-argument", r"pydantic_core\._pydantic_core\.ValidationError|Value error, ",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 import re
 import signal
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Final
 
 from launcher.base.errors import OWN_SHORTAGE, LauncherError, reason
@@ -37,6 +38,26 @@ _FAREWELL: Final = (
 
 _ERROR: Final = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|[Ff]ailed|[Ff]atal|\w*(?:Error|Exception)\b)|died|error:"
+)
+# vLLM's prefix of a line: the process, and what its logger writes (vllm/logging_utils/formatter.py); each line of a
+# logged traceback has it.
+_PREFIX: Final = re.compile(
+    r"(?P<process>\([\w.-]+ pid=\d+\) )?(?:(?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?"
+)
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*|:?)")
+_CALM: Final = frozenset({"DEBUG", "INFO", "WARNING"})
+_LINKS: Final = ("The above exception was the direct cause", "During handling of the above exception")
+# vLLM's exceptions about an exception of another process, logged above (v1/engine, v1/executor, shm_broadcast.py).
+_ABOUT_OTHERS: Final = re.compile(
+    r"root cause|Engine core initialization failed|Executor failed|EngineDeadError|RuntimeError: cancelled"
+    r"|Worker failed with error|SystemExit"
+)
+# The executor's copy of a worker's message, for a log whose beginning is lost.
+_QUOTED: Final = re.compile(r"Worker failed with error '[^']")
+# The first line about the failure that ended the process; what is above it may be old, of one client's request.
+_FATAL: Final = re.compile(
+    r"(?:WorkerProc|EngineCore) (?:failed to start|hit an exception|encountered a fatal error)"
 )
 
 
@@ -85,7 +106,7 @@ def _of_log(detail: str, tail: Sequence[str], *, served: bool) -> Cause | None:
 
 
 def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelReport, *, served: bool) -> Cause:
-    last = _telling(tail)
+    last, first_at = _telling(tail, served=served)
     if ended.signal == signal.SIGILL:
         cause = rule("missing-instruction-set").cause(str(ended), last)
         return replace(cause, retry=Retry.BACKOFF) if served else cause
@@ -100,14 +121,101 @@ def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelReport, *, served
     if ended.signal in _NATIVE:
         return rule("native-crash").cause(str(ended), last)
     how = f"ended by {ended}" if ended.signal is not None else f"ended by itself with {ended}"
-    return replace(rule("unknown").cause("", last), message=how)
+    return _unknown(how, last, tail, first_at)
 
 
-def _telling(tail: Sequence[str]) -> tuple[str, ...]:
-    """The last lines that speak of an error; the last ones where none does."""
+def _unknown(message: str, evidence: tuple[str, ...], tail: Sequence[str], first_at: int | None) -> Cause:
+    """`first_at`: the line where the traceback of the evidence begins."""
+    cause = replace(rule("unknown").cause("", evidence), message=message)
+    if first_at is None:
+        return cause
+    rest = len(tail) - first_at
+    return replace(cause, remedy=f"read on from its traceback: `numa-launcher why SLOT --lines {rest}`")
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    """An exception in the log."""
+
+    begins: int
+    """Line of its traceback's head; its own where that is not in the log."""
+    line: int
+    text: str
+    linked: bool
+    """It was raised while the one before it was handled, or because of it."""
+
+
+def _telling(tail: Sequence[str], *, served: bool) -> tuple[tuple[str, ...], int | None]:
+    """The lines that say why the engine failed, and the line where their traceback begins.
+
+    1. The first exception that is not about another one: with several processes, that of the worker; in a chain of
+       exceptions Python prints the cause first. What it was turned into follows it.
+    2. Without one: the last lines that speak of an error, which are no source code; else the last ones."""
+    fatal = next((at for at, line in enumerate(tail) if _FATAL.search(line)), 0)
+    raised = [each for each in _raised(tail) if each.line >= fatal and not _ABOUT_OTHERS.search(each.text)]
+    if raised:
+        # Without a line about the failure itself, what an instance printed first after it was ready explains nothing.
+        at = _head_of_chain(raised, len(raised) - 1) if served and not fatal else 0
+        return _evidence(tail, raised, at), raised[at].begins
     lines = [line for line in tail if line.strip()]
-    errors = [line for line in lines if _ERROR.search(line)]
-    return tuple((errors or lines)[-_EVIDENCE:])
+    quoted = [line for line in lines if _QUOTED.search(line)]
+    errors = quoted[:1] or [line for line in lines if _ERROR.search(line) and _speaks(line)]
+    return tuple((errors or lines)[-_EVIDENCE:]), None
+
+
+def _speaks(line: str) -> bool:
+    """Whether it is neither source code, nor a traceback's head, nor of a calm level."""
+    level, _, text = _split(line)
+    return level not in _CALM and not text[:1].isspace() and not text.startswith(_TRACEBACK)
+
+
+def _head_of_chain(raised: Sequence[_Raised], at: int) -> int:
+    while at and raised[at].linked:
+        at -= 1
+    return at
+
+
+def _evidence(tail: Sequence[str], raised: Sequence[_Raised], at: int) -> tuple[str, ...]:
+    """The exception, with the source line that raised it or the next line where it says nothing itself; the last
+    exception of its chain."""
+    first, lines = raised[at], [tail[raised[at].line]]
+    if not first.text.partition(":")[2].strip():
+        frames = [line for line in tail[first.begins : first.line] if _text_of(line).strip(" ^~")]
+        lines = [*frames[-2:], *lines][-_EVIDENCE:]
+    else:  # the message may have more lines
+        lines += [line for line in tail[first.line + 1 : first.line + 2] if _text_of(line)[:1].isspace()]
+    chain = list(takewhile(lambda each: each.linked, raised[at + 1 :]))
+    lines += [tail[each.line] for each in chain[-1:]]
+    return tuple(lines[:_EVIDENCE])
+
+
+def _split(line: str) -> tuple[str | None, str, str]:
+    """Level, process and text of a line, without vLLM's prefix; no process where it has none."""
+    match = _PREFIX.match(line)
+    if match is None:
+        return None, "", line
+    return match["level"], match["process"] or "", line[match.end() :]
+
+
+def _text_of(line: str) -> str:
+    return _split(line)[2]
+
+
+def _raised(tail: Sequence[str]) -> Iterator[_Raised]:
+    """The exceptions in the log, in its order; not those of logged warnings."""
+    open_at: dict[str, int] = {}
+    linked: set[str] = set()
+    for at, line in enumerate(tail):
+        level, process, text = _split(line)
+        if level in _CALM:
+            continue
+        if text.startswith(_TRACEBACK):
+            open_at[process] = at
+        elif text.startswith(_LINKS):
+            linked.add(process)
+        elif text.strip() == text != "" and (process in open_at or _EXCEPTION.fullmatch(text)):
+            yield _Raised(open_at.pop(process, at), at, text, process in linked)
+            linked.discard(process)
 
 
 def _was_asked(ended: Exit, tail: Sequence[str]) -> bool:
@@ -126,9 +234,11 @@ def _memory(node: NodeMemory) -> str:
 def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
     """The cause when an engine has printed that its start failed, and does not exit."""
     failed = f"it reported so and had not exited {waited_s:.0f} s later"
-    return _of_log(failed, tail, served=False) or replace(
-        rule("unknown").cause("", _telling(tail)), message=f"the engine's start failed: {failed}"
-    )
+    found = _of_log(failed, tail, served=False)
+    if found is not None:
+        return found
+    evidence, first_at = _telling(tail, served=False)
+    return _unknown(f"the engine's start failed: {failed}", evidence, tail, first_at)
 
 
 def exited() -> Cause:

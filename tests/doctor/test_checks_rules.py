@@ -140,6 +140,7 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (software(openmp=()), "openmp", WARN, LESS, "no OpenMP"),
         (software(trouble=Trouble("cannot find vLLM", "install it")), "vllm", FAIL, LEAST, "cannot find vLLM"),
         (software(vllm=None), "vllm", WARN, BEST, "unknown version"),
+        (software(cpu_build=False), "vllm-build", FAIL, LEAST, "vLLM 0.32.0 is no CPU build"),
         (software(is_vllm=False), "engine", OK, BEST, "custom command: /venv/bin/vllm"),
         (software(torch="2.11.0", zentorch=None), "versions", WARN, LESS, "built against"),
         (software(zentorch=None), "zentorch", WARN, LESS, "not installed"),

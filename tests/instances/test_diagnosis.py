@@ -118,6 +118,83 @@ LINES: list[tuple[str, str, Retry]] = [
     ("compile-cache-corrupt", "OSError: /var/cache/x/cz7q.so: file too short", Retry.NOW),
     ("node-missing", "libnuma: Warning: node argument 7 is out of range", Retry.NEVER),
     ("node-missing", "libnuma: Warning: cpu argument 99 is out of range", Retry.NEVER),
+    ("node-missing", "libnuma: Warning: cpu argument 5 out of range", Retry.NEVER),
+    ("node-missing", "libnuma: Warning: cpu argument 3,8-11 out of range", Retry.NEVER),
+    ("node-missing", "libnuma: Warning: node argument 3 out of range", Retry.NEVER),
+    ("node-missing", "<0-5> is invalid", Retry.NEVER),
+    ("node-missing", "<0,3-5> is invalid", Retry.NEVER),
+    ("node-missing", "taskset: failed to set pid 0's affinity: Invalid argument", Retry.NEVER),
+    (
+        "node-missing",
+        "docker: Error response from daemon: Requested CPUs are not available - requested 0-5, available: 0-1",
+        Retry.NEVER,
+    ),
+    (
+        "wrong-build",
+        "RuntimeError: Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`",
+        Retry.NEVER,
+    ),
+    ("wrong-build", "RuntimeError: Device string must not be empty", Retry.NEVER),
+    (
+        "wrong-build",
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        Retry.NEVER,
+    ),
+    ("wrong-build", "ImportError: libcuda.so.1: cannot open shared object file: No such file", Retry.NEVER),
+    ("wrong-build", "ImportError: libtorch_cuda.so: cannot open shared object file: No such", Retry.NEVER),
+    ("wrong-build", "ImportError: libamdhip64.so.6: cannot open shared object file: No such", Retry.NEVER),
+    ("wrong-build", "OSError: libze_loader.so.1: cannot open shared object file: No such", Retry.NEVER),
+    ("wrong-build", "RuntimeError: Found no NVIDIA driver on your system.", Retry.NEVER),
+    (
+        "wrong-build",
+        "ImportError: /opt/venv/lib/python3.12/site-packages/vllm/_C.abi3.so: undefined symbol: _ZN3c108ListTypeE",
+        Retry.NEVER,
+    ),
+    (
+        "wrong-build",
+        "AttributeError: '_OpNamespace' '_C' object has no attribute 'init_cpu_threads_env'",
+        Retry.NEVER,
+    ),
+    ("wrong-build", "ModuleNotFoundError: No module named 'vllm._C'", Retry.NEVER),
+    ("wrong-build", "RuntimeError: operator torchvision::nms does not exist", Retry.NEVER),
+    (
+        "library-too-old",
+        "ImportError: /lib/x86_64-linux-gnu/libstdc++.so.6: version `GLIBCXX_3.4.32' not found (required by /v/_C.abi3.so)",
+        Retry.NEVER,
+    ),
+    (
+        "library-too-old",
+        "vllm: /lib/x86_64-linux-gnu/libc.so.6: version `GLIBC_2.38' not found (required by vllm)",
+        Retry.NEVER,
+    ),
+    (
+        "library-missing",
+        "ImportError: libnuma.so.1: cannot open shared object file: No such file",
+        Retry.NEVER,
+    ),
+    (
+        "library-missing",
+        "llama-server: error while loading shared libraries: libgomp.so.1: cannot open shared object file: No such file",
+        Retry.NEVER,
+    ),
+    ("no-space", "OSError: [Errno 28] No space left on device: '/psm_3fa9c2'", Retry.BACKOFF),
+    (
+        "no-space",
+        "RuntimeError: unable to write to file </torch_12_34_0>: No space left on device (28)",
+        Retry.BACKOFF,
+    ),
+    ("no-space", "OSError: [Errno 28] No space left on device", Retry.BACKOFF),
+    (
+        "no-space",
+        "/tmp/cc8x.s: fatal error: error writing to /tmp/cc8x.s: No space left on device",
+        Retry.BACKOFF,
+    ),
+    ("no-space", "OSError: [Errno 122] Disk quota exceeded: '/home/u/.cache/vllm'", Retry.BACKOFF),
+    (
+        "unsupported-version",
+        "  Value error, Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs",
+        Retry.NEVER,
+    ),
     (
         "port-or-socket-in-use",
         "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 9000): address already in use",
@@ -363,3 +440,122 @@ def test_a_remedy_can_be_typed_as_it_stands() -> None:
         remedy = known.cause("", ()).of_slot(3).remedy
         assert "SLOT" not in remedy
         assert ("logs 3" in remedy) == ("logs SLOT" in known.remedy)
+
+
+USAGE = [
+    "usage: numactl [options] command",
+    *(f"   option {n}" for n in range(40)),
+    "the last line of the usage text",
+]
+
+
+@pytest.mark.parametrize("said", ["cpu argument 5 out of range", "node argument 3-5 is out of range"])
+def test_the_line_of_libnuma_is_the_evidence_and_no_usage_text(said: str) -> None:
+    line = f"libnuma: Warning: {said}"
+    cause = diagnose(FAILED, [line, "", *USAGE, "<0-5> is invalid"])
+    assert (cause.name, cause.evidence, cause.retry) == ("node-missing", (line,), Retry.NEVER)
+
+
+def test_full_memory_for_sharing_is_told_from_a_full_disk() -> None:
+    shared = diagnose(FAILED, ["OSError: [Errno 28] No space left on device: '/psm_3fa9c2'"])
+    disk = diagnose(FAILED, ["OSError: [Errno 28] No space left on device: '/var/cache/x/inductor/a.so'"])
+    assert "/dev/shm" in shared.message
+    assert "/dev/shm" not in disk.message
+    assert "engine.cache_dir" in disk.remedy
+
+
+def test_a_library_that_explains_a_failed_look_at_the_model_is_the_cause() -> None:
+    tail = [
+        "ImportError: libcudart.so.12: cannot open shared object file: No such file or directory",
+        "  Value error, Model architectures ['LlamaForCausalLM'] failed to be inspected. Please check the logs",
+    ]
+    assert diagnose(FAILED, tail).name == "wrong-build"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR: ld.so: object '/usr/lib/libtcmalloc_minimal.so.4' from LD_PRELOAD cannot be preloaded: ignored.",
+        "WARNING [_custom_ops.py:20] Failed to import from vllm._C with ImportError('libcudart.so.12: cannot open shared')",
+    ],
+)
+def test_a_library_that_was_not_needed_is_no_cause(line: str) -> None:
+    tail = [line, "RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory: Error code 12"]
+    assert diagnose(FAILED, tail).name == "node-oom"
+    assert diagnose(FAILED, [line]).name == "unknown"
+
+
+def logged(process: str, *lines: str) -> list[str]:
+    return [f"({process}) ERROR 11-20 22:58:29 [core.py:1510] {line}" for line in lines]
+
+
+FRAMES = ('  File "SITE/vllm/x.py", line 9, in f', "    raise ValueError(")
+WORKER = "ValueError: The checkpoint has 3 experts, but the model wants 4."
+LAST = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+TRACEBACK = "Traceback (most recent call last):"
+# In the order of vLLM 0.32: the worker's own traceback, the engine core's about it (twice), the API server's.
+CHAIN = [
+    *(f"(APIServer pid=1) INFO 11-20 22:58:20 [model.py:7] line {n}" for n in range(20)),
+    "(APIServer pid=1) WARNING 11-20 22:58:21 [system_utils.py:255] it failed with OSError: [Errno 24] harmless",
+    *logged("Worker pid=3", "WorkerProc failed to start.", TRACEBACK, *FRAMES, WORKER),
+    *logged("EngineCore pid=2", "EngineCore failed to start.", TRACEBACK, *FRAMES, "    raise e from None"),
+    *logged("EngineCore pid=2", "Exception: WorkerProc initialization failed. See stack trace for root cause."),
+    "Process EngineCore:", TRACEBACK, *FRAMES, "Exception: WorkerProc failed. See stack trace for root cause.",
+    TRACEBACK, *FRAMES, "    raise RuntimeError(", LAST,
+]  # fmt: skip
+
+
+def test_the_first_exception_is_the_evidence_and_the_remedy_says_where_it_is() -> None:
+    cause = diagnose(FAILED, CHAIN)
+    assert cause.name == "unknown"
+    assert cause.evidence == (CHAIN[25],)
+    assert cause.evidence[0].endswith(WORKER)
+    assert cause.of_slot(3).remedy.endswith(f"`numa-launcher why 3 --lines {len(CHAIN) - 22}`")
+    assert CHAIN[22].endswith(TRACEBACK)
+    assert failed_start(CHAIN, 15.0).evidence == cause.evidence
+
+
+def test_a_chain_of_exceptions_shows_its_cause_and_what_it_became() -> None:
+    tail = [
+        TRACEBACK, *FRAMES, "KeyError: 'gpt_x'", "",
+        "During handling of the above exception, another exception occurred:", "",
+        TRACEBACK, *FRAMES, "ValueError: unknown model type", "",
+    ]  # fmt: skip
+    assert diagnose(FAILED, tail).evidence == ("KeyError: 'gpt_x'", "ValueError: unknown model type")
+
+
+def test_an_exception_without_words_shows_what_raised_it() -> None:
+    tail = [TRACEBACK, *FRAMES[:1], "    assert heads % ranks == 0", "           ^^^^^^", "AssertionError"]
+    assert diagnose(FAILED, tail).evidence == (FRAMES[0], tail[2], "AssertionError")
+
+
+def test_a_message_of_two_lines_is_whole() -> None:
+    tail = [
+        TRACEBACK,
+        *FRAMES,
+        "RuntimeError: Error(s) in loading state_dict:",
+        "\tsize mismatch for x",
+        LAST,
+    ]
+    assert diagnose(FAILED, tail).evidence == tuple(tail[3:5])
+
+
+def test_an_exception_of_any_name_ends_a_traceback() -> None:
+    tail = [TRACEBACK, *FRAMES, "torch._dynamo.exc.Unsupported: call to f", LAST]
+    assert diagnose(FAILED, tail).evidence == ("torch._dynamo.exc.Unsupported: call to f",)
+
+
+def test_where_the_log_of_the_worker_is_lost_the_executor_quotes_it() -> None:
+    quote = "RuntimeError: Worker failed with error 'bad shape', please check the stack trace above for the root cause"
+    tail = [*logged("EngineCore pid=2", *FRAMES, quote), TRACEBACK, *FRAMES, quote, TRACEBACK, *FRAMES, LAST]
+    assert diagnose(FAILED, tail).evidence == (tail[2],)
+
+
+def test_what_a_client_caused_long_before_the_end_is_no_evidence() -> None:
+    old = logged("APIServer pid=1", TRACEBACK, *FRAMES, "ValueError: a client's mistake")
+    end = logged(
+        "EngineCore pid=2", "EngineCore encountered a fatal error.", TRACEBACK, *FRAMES, "TypeError: ours"
+    )
+    assert diagnose(FAILED, [*old, *end], served=True).evidence == (end[-1],)
+    late = [TRACEBACK, *FRAMES, "IndexError: at the end"]
+    assert diagnose(FAILED, [*old, *late], served=True).evidence == ("IndexError: at the end",)
