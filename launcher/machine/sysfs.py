@@ -48,8 +48,14 @@ def read_source(
     """`read`, from any source of files."""
     notes: list[str] = []
     conflicts: list[str] = []
-    present, online = _present_online(files, notes)
     status = _status(files)
+    limits = cgroup.read_limits(files, slice_name=slice_name)
+    if affinity is None:
+        affinity = files.source.affinity()
+    mask = status.get("Cpus_allowed") if affinity is None else affinity
+    if limits.cpus is not None:
+        mask = limits.cpus if mask is None else mask & limits.cpus
+    present, online = _present_online(files, mask, notes)
     info = _cpu_info(files, notes)
     socket_of = read_sockets(files, online, notes, conflicts)
     cpus = [read_cpu(files, f"{CPU_FOLDER}/cpu{cpu}/topology", cpu, online, socket_of[cpu]) for cpu in online]
@@ -59,13 +65,9 @@ def read_source(
     cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
     l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
-    limits = cgroup.read_limits(files, slice_name=slice_name)
-    if affinity is None:
-        affinity = files.source.affinity()
-    allowed = online & (status.get("Cpus_allowed", online) if affinity is None else affinity)
     return Topology(
         online=online, offline=present - online,
-        allowed=allowed if limits.cpus is None else allowed & limits.cpus, sockets=sockets_of(cores),
+        allowed=online if mask is None else online & mask, sockets=sockets_of(cores),
         numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
         conflicts=tuple(conflicts), memory_limit_bytes=limits.memory_bytes,
@@ -74,12 +76,14 @@ def read_source(
     )  # fmt: skip
 
 
-def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
-    """Present and online cpus.
+def _present_online(files: Root, mask: CpuSet | None, notes: list[str]) -> tuple[CpuSet, CpuSet]:
+    """Present and online cpus. `mask`: the cpus of the affinity mask and the cgroup's cpuset; None where unknown.
 
     1. Present is cpu/present; kernels before 2.6.28 lack it: the cpuN folders.
     2. Online is cpu/online; without it, every cpu whose own `online` file is not 0. A cpu without
-       that file cannot be unplugged, so it is online (cpu 0 on x86)."""
+       that file cannot be unplugged, so it is online (cpu 0 on x86).
+    3. Where the kernel lets this process run on cpus that cpu/online lacks, cpu/online is not the kernel's: lxcfs
+       renumbers it from 0, but no other file. Then the cpus of the mask are online."""
     folders = files.ids(CPU_FOLDER, "cpu")
     if not folders:
         raise files.broken(CPU_FOLDER, "there is no cpuN folder")
@@ -89,6 +93,13 @@ def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
     if online is None:
         notes.append("cpu/online is missing (kernel before 2.6.28): each cpu's own online file is used")
         online = CpuSet(cpu for cpu, state in states.items() if state != "0")
+    if mask is not None and _running(files, mask & folders - online, states):
+        real = _running(files, mask & folders, states)
+        notes.append(
+            f"cpu/online lists cpus {online}, but the kernel runs this process on cpus {real}: cpu/online is virtual "
+            "(lxcfs) and not used"
+        )
+        online = real
     for cpu in online:
         if cpu not in folders:
             raise files.broken(
@@ -105,6 +116,14 @@ def _present_online(files: Root, notes: list[str]) -> tuple[CpuSet, CpuSet]:
                 f"{CPU_FOLDER}/{name}", f"it contradicts cpu/online, which contains cpu {clash.first}"
             )
     return present, online
+
+
+def _running(files: Root, cpus: CpuSet, states: Mapping[int, str | None]) -> CpuSet:
+    """Those of the cpus that are not offline: the kernel removes an offline cpu's topology folder. An affinity mask
+    may contain offline cpus."""
+    return CpuSet(
+        cpu for cpu in cpus if states[cpu] != "0" and files.exists(f"{CPU_FOLDER}/cpu{cpu}/topology")
+    )
 
 
 def _status(files: Root) -> dict[str, CpuSet]:

@@ -242,6 +242,56 @@ def test_affinity(root: Path) -> None:
     assert sysfs.read(root, affinity=CpuSet.parse("1")).allowed == CpuSet.parse("1")
 
 
+def contain(root: Path, online: str, cpuset: str) -> None:
+    """A container whose lxcfs shows `online` over the host's other files."""
+    put(root / CPU / "online", online)
+    put(root / "proc/self/status", f"Cpus_allowed_list:\t{cpuset}\nMems_allowed_list:\t0-1")
+    put(root / "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw")
+    put(root / "proc/self/cgroup", "0::/")
+    put(root / "sys/fs/cgroup/cpuset.cpus.effective", cpuset)
+
+
+@pytest.mark.parametrize(
+    ("online", "cpuset", "cores"),
+    [
+        ("0-3", "4-7", ["4", "5", "6", "7"]),
+        ("0-3", "2-5", ["2", "3", "4", "5"]),
+        ("0-3", "4-5,12-13", ["4,12", "5,13"]),
+        ("0", "15", ["15"]),
+        # By a quota on cpu time lxcfs shows fewer.
+        ("0-1", "0-3", ["0", "1", "2", "3"]),
+        # Without its view of cpus it shows the cpuset itself.
+        ("4-7", "4-7", ["4", "5", "6", "7"]),
+    ],
+)
+def test_a_cpu_that_the_kernel_runs_this_process_on_is_online(
+    online: str, cpuset: str, cores: list[str], root: Path
+) -> None:
+    contain(root, online, cpuset)
+    topology = sysfs.read(root)
+    assert topology.online == topology.allowed == CpuSet.parse(cpuset)
+    assert [core.cpus.format() for core in topology.cores] == cores
+    assert any("lxcfs" in note for note in topology.notes) == (online != cpuset)
+
+
+def test_a_virtual_cpu_online_may_list_cpus_that_are_offline(root: Path) -> None:
+    contain(root, "0-3", "4-7")
+    put(root / f"{CPU}/cpu1/online", "0")
+    remove(root, f"{CPU}/cpu1/topology")
+    assert sysfs.read(root).online == CpuSet.parse("4-7")
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_offline_cpus_in_the_mask_stay_offline(said: bool, tmp_path: Path) -> None:
+    root = Machine(cores=8, offline=frozenset({6, 7})).write(tmp_path)
+    put(root / "proc/self/status", "Cpus_allowed_list:\t0-63")
+    if not said:
+        remove(root, f"{CPU}/cpu[67]/online")
+    topology = sysfs.read(root)
+    assert topology.online == topology.allowed == CpuSet.parse("0-5")
+    assert topology.notes == ()
+
+
 def test_cpuinfo_is_optional(root: Path) -> None:
     remove(root, "proc/cpuinfo")
     topology = sysfs.read(root)
