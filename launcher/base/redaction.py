@@ -62,7 +62,7 @@ _PATTERNS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     # Headers, as curl, http.client and the launcher write them: all to the end of the value.
     (
         re.compile(
-            r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|x-api-key|x-auth-token|otel_exporter_otlp_\w{0,32}headers)(\\?["']?\s{0,16}[:=,]\s{0,16}\\?["']?)[^"'\\\r\n]++"""
+            r"""(?i)\b((?:proxy-)?authorization|(?:set-)?cookie|(?:x-)?api-key|x-auth-token|otel_exporter_otlp_\w{0,32}headers)(\\?["']?\s{0,16}[:=,]\s{0,16}\\?["']?)[^"'\\\r\n]++"""
         ),
         rf"\1\2{MASK}",
     ),

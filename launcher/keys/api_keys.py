@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, Protocol
 
 from launcher.accounts.budgets import Budgets
 from launcher.base.api_errors import HttpError
@@ -20,8 +20,21 @@ from launcher.keys.rate_limits import KeyLimits, KeySums
 OPEN_PATHS: Final = frozenset({"/health", "/metrics", "/metrics/host", "/load"})
 """Paths without authentication, as in vLLM, for probes, scrapers and gateways. They show key names, but no secrets."""
 
+KEY_FIELDS: Final = (b"authorization", b"x-api-key", b"api-key")
+"""Header fields of an API key, in lower case: OpenAI's clients, Anthropic's, and those of Azure OpenAI."""
+
 _LOG = logging.getLogger(__name__)
 _BEARER: Final = "bearer "
+
+
+class Head(Protocol):
+    """A request's head."""
+
+    def get(self, name: bytes) -> str | None:
+        """The first value of a field; `name` in lower case."""
+
+    def all(self, name: bytes) -> list[str]:
+        """Every value of it, in order."""
 
 
 @dataclass(slots=True, eq=False)
@@ -61,8 +74,11 @@ class ApiKeys:
     def __iter__(self) -> Iterator[KeyEntry]:
         return iter(self._entries.values())
 
-    def check(self, authorization: str | None, x_api_key: str | None, now: float) -> KeyEntry | None:
-        """The key of a request's `Authorization` or, where that is missing, its `X-Api-Key` header.
+    def check(self, head: Head, now: float) -> KeyEntry | None:
+        """The key of a request: the first in KEY_FIELDS that is in force.
+
+        An Authorization of another scheme than Bearer (RFC 7617, 7616, 4559: a gateway's or a browser's) is none. Requests
+        may carry credentials of several servers: those of others are ignored.
 
         None where no key is needed. `now` is the event loop's time, seconds. Raises HttpError 401 for a key that is
         missing, unknown or revoked; the last two get the same answer.
@@ -70,13 +86,20 @@ class ApiKeys:
         if self._file is None:
             return None
         self.look(now)
-        key = _sent(authorization, x_api_key)
+        entry = self._known(_bearer(head.get(KEY_FIELDS[0]) or ""))  # nearly always
+        if entry is not None:
+            return entry
+        sent = _sent(head)
+        for key in sent:
+            if (entry := self._known(key)) is not None:
+                return entry
+        self.unauthorized += 1
+        raise _refusal(any(sent), head.get(KEY_FIELDS[0]))
+
+    def _known(self, key: str) -> KeyEntry | None:
         entry = self._entries.get(key_record.id_of(key))
         salt, expected = self._nobody if entry is None else (entry.salt, entry.hash)
-        if not key_record.proves(key, salt, expected) or entry is None:
-            self.unauthorized += 1
-            raise _refusal(key)
-        return entry
+        return entry if key_record.proves(key, salt, expected) else None
 
     def look(self, now: float) -> None:
         """Apply a change of the file, at most once a second."""
@@ -134,18 +157,26 @@ class ApiKeys:
         self._records, self._entries = records, entries
 
 
-def _sent(authorization: str | None, x_api_key: str | None) -> str:
-    if authorization is None:
-        return (x_api_key or "").strip()
-    if authorization[: len(_BEARER)].lower() == _BEARER:
-        return authorization[len(_BEARER) :].strip()
-    return ""
+def _bearer(authorization: str) -> str:
+    """The key in it; an empty one in another scheme."""
+    if authorization[: len(_BEARER)].lower() != _BEARER:
+        return ""
+    return authorization[len(_BEARER) :].strip()
 
 
-def _refusal(key: str) -> HttpError:
-    """401 as OpenAI's; without credentials no error code (RFC 6750 section 3.1). The key is not quoted."""
+def _sent(head: Head) -> list[str]:
+    """All keys of a request."""
+    authorization, *others = KEY_FIELDS
+    keys = [_bearer(value) for value in head.all(authorization)]
+    return keys + [value.strip() for name in others for value in head.all(name)]
+
+
+def _refusal(sent: bool, authorization: str | None) -> HttpError:
+    """401 as OpenAI's; without credentials no error code (RFC 6750 section 3.1). Nothing that was sent is quoted."""
     message, challenge = "incorrect API key provided", 'Bearer realm="numa-launcher", error="invalid_token"'
-    if not key:
-        message = "you did not provide an API key: send it as `Authorization: Bearer KEY`"
+    if not sent:
+        message = "you did not provide an API key: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+        if authorization:
+            message += "; the Authorization that came has no Bearer key"
         challenge = 'Bearer realm="numa-launcher"'
     return HttpError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": challenge})

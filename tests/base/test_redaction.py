@@ -38,6 +38,7 @@ PLANTED = (
     '{{"Authorization":"Bearer {}"}}',
     "{{'authorization': 'Basic {}'}}",
     "curl -H 'X-Api-Key: {}' http://h/v1/models",
+    "curl -H 'api-key: {}' http://h/v1/models",
     "Cookie: a=1; session={}",
     "b'Set-Cookie: id={}'",
     "db.password: {}",

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 import msgspec
 import pytest
 from support.hand_clock import HandClock
-from support.keys import make, put
+from support.keys import Fields, head_with, make, put
 
 from launcher.accounts.budgets import Budgets, Past, Rules
 from launcher.accounts.spent_file import SpentFile
@@ -27,7 +27,7 @@ def refused(
     keys: ApiKeys, authorization: str | None, x_api_key: str | None = None, now: float = 0.0
 ) -> HttpError:
     with pytest.raises(HttpError) as caught:
-        keys.check(authorization, x_api_key, now)
+        keys.check(head_with(authorization, x_api_key), now)
     assert caught.value.status == 401
     return caught.value
 
@@ -35,7 +35,7 @@ def refused(
 def entry(
     keys: ApiKeys, authorization: str | None, x_api_key: str | None = None, now: float = 0.0
 ) -> KeyEntry:
-    found = keys.check(authorization, x_api_key, now)
+    found = keys.check(head_with(authorization, x_api_key), now)
     assert found is not None
     return found
 
@@ -43,8 +43,8 @@ def entry(
 def test_without_a_file_no_key_is_needed() -> None:
     keys = ApiKeys(None)
     assert not keys.required
-    assert keys.check(None, None, 0.0) is None
-    assert keys.check("Bearer whatever", None, 0.0) is None
+    assert keys.check(Fields(), 0.0) is None
+    assert keys.check(head_with("Bearer whatever"), 0.0) is None
     assert keys.reload(0.0)
 
 
@@ -77,10 +77,67 @@ def test_wrong_keys(path: Path) -> None:
     put(path, record)
     keys = ApiKeys(str(path))
     for wrong in (zed, ann[:-1], ann + "a", ann.upper(), "x", "\udc80", "é", ann[:11] + zed[11:]):
-        refusal = refused(keys, f"Bearer {wrong}", ann)  # a wrong Authorization is not mended by X-Api-Key
+        refusal = refused(keys, f"Bearer {wrong}", wrong)
         assert 'error="invalid_token"' in refusal.headers["WWW-Authenticate"]
-        assert wrong not in refusal.body().decode() or wrong == "x"
+        assert wrong not in refusal.message or wrong == "x"
     assert keys.unauthorized == 8
+
+
+FOREIGN = (
+    "Basic Ym9iOnB3",
+    'Digest username="bob"',
+    "Negotiate YII=",
+    "NTLM TlRM",
+    "Bearer sk-ant-oat01-abc",
+    "x",
+    "",
+)
+
+
+@pytest.mark.parametrize("field", ["x-api-key", "api-key"])
+@pytest.mark.parametrize("authorization", FOREIGN)
+def test_credentials_of_another_server_do_not_hide_the_key(
+    path: Path, authorization: str, field: str
+) -> None:
+    ann, record = make("ann")
+    put(path, record)
+    keys = ApiKeys(str(path))
+    found = keys.check(Fields(("authorization", authorization), (field, ann)), 0.0)
+    assert found is not None
+    assert keys.unauthorized == 0
+
+
+def test_the_key_in_force_counts_wherever_it_is(path: Path) -> None:
+    ann, record = make("ann")
+    bob, bob_record = make("bob")
+    put(path, record, bob_record)
+    keys = ApiKeys(str(path))
+    for sent in (
+        [("authorization", "Basic Ym9iOnB3"), ("authorization", f"Bearer {ann}")],
+        [("authorization", f"Bearer {ann}"), ("x-api-key", "sk-ant-old")],
+        [("authorization", f"Bearer {ann}"), ("x-api-key", bob)],  # the first one
+        [("x-api-key", "sk-ant-old"), ("x-api-key", ann)],
+        [("x-api-key", "sk-ant-old"), ("api-key", ann)],
+    ):
+        found = keys.check(Fields(*sent), 0.0)
+        assert found is not None
+        assert found.record.name == "ann"
+    revoked = make("ann", revoked="2026-11-21T10:00:00Z")[1]
+    put(path, revoked, bob_record)
+    found = keys.check(Fields(("authorization", f"Bearer {ann}"), ("x-api-key", bob)), 5.0)
+    assert found is not None
+    assert found.record.name == "bob"
+
+
+def test_a_refusal_says_how_to_send_a_key(path: Path) -> None:
+    put(path, make("ann")[1])
+    keys = ApiKeys(str(path))
+    nothing = "you did not provide an API key: send it as `Authorization: Bearer KEY` or `X-Api-Key: KEY`"
+    assert refused(keys, None).message == nothing
+    assert (
+        refused(keys, "Basic Ym9iOnB3").message == f"{nothing}; the Authorization that came has no Bearer key"
+    )
+    assert refused(keys, "Basic Ym9iOnB3", "sk-x").message == "incorrect API key provided"
 
 
 def test_an_empty_file_admits_no_key(path: Path) -> None:

@@ -25,6 +25,25 @@ def put(path: Path, *records: KeyRecord) -> None:
     key_file.update(str(path), lambda _: records)
 
 
+class Fields:
+    """The fields of a request's head."""
+
+    def __init__(self, *fields: tuple[str, str]) -> None:
+        self._fields = fields
+
+    def get(self, name: bytes) -> str | None:
+        found = self.all(name)
+        return found[0] if found else None
+
+    def all(self, name: bytes) -> list[str]:
+        return [value for field, value in self._fields if field == name.decode()]
+
+
+def head_with(authorization: str | None, x_api_key: str | None = None) -> Fields:
+    sent = (("authorization", authorization), ("x-api-key", x_api_key))
+    return Fields(*((name, value) for name, value in sent if value is not None))
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "keys"

@@ -7,11 +7,12 @@ import logging
 from launcher.accounts.timeline import What
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.base.text import quoted
+from launcher.keys.api_keys import KEY_FIELDS
 from launcher.proxy.continuation.next_request import ASK_IDS
 from launcher.proxy.dispatch.executor import Responder
 from launcher.proxy.dispatch.instances import Instances
 from launcher.proxy.dispatch.streaming import Streaming
-from launcher.proxy.http1.requests import KEY_FIELDS, upstream_head
+from launcher.proxy.http1.requests import upstream_head
 from launcher.proxy.observability.timelines import FIELDS, RequestTracing
 from launcher.proxy.openai.prompts import SaidUsage
 from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, usage_field, with_usage

@@ -62,7 +62,7 @@ class Authorizer:
         if request.match is None:
             raise _no_route(request)
         if self._by_key and request.path not in OPEN_PATHS:
-            request.key = self._keys.check(head.get(b"authorization"), head.get(b"x-api-key"), now)
+            request.key = self._keys.check(head, now)
         self._registry.accept(request)
         page = request.match.route.kind in OWN_PAGES
         if not page and (self._closing or self._unrecorded is not None):

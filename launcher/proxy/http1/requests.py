@@ -102,7 +102,6 @@ def _quoted(data: bytes) -> str:
 REPEATED_BYTES = 4096  # larger heads are not kept for the next request: a connection may be idle for long
 MAX_LENGTH_DIGITS = 18  # below 2**63, and above any body
 ALLOW = "GET, HEAD, POST"  # what some route takes
-KEY_FIELDS = (b"authorization", b"x-api-key")  # where clients put an API key, in lower case
 
 _HEAD = re.compile(
     rb"(?:\r\n)*+([!#$%%&'*+\-.^_`|~0-9A-Za-z]{1,32}) ([!-\x22$-~]+) HTTP/1\.([01])\r\n(?:%s)*+\r\n" % FIELD
@@ -366,8 +365,8 @@ def upstream_head(
     body is sent complete, `length` bytes); FORWARDED_FIELDS, which any client can make up (downstream.forwarded gives them
     in `extra` where the peer is trusted); Accept-Encoding: a stream that a layer in front of the engine compressed could be
     neither watched nor continued. `extra`: field lines of ours, each ended by CRLF. `method`: another than the client's (GET
-    for HEAD). `but`: names in lower case of further fields that do not pass: KEY_FIELDS, where the client's API key was for
-    this server.
+    for HEAD). `but`: names in lower case of further fields that do not pass, as those of an API key that was for this
+    server.
     """
     verb = method or head.method
     framing = b"" if length == 0 and verb in {"GET", "HEAD"} else b"Content-Length: %d\r\n" % length

@@ -9,9 +9,10 @@ from itertools import pairwise
 from proxy.http1.reference import read_chunks, read_request, read_response
 
 from launcher.base.api_errors import HttpError
+from launcher.keys.api_keys import KEY_FIELDS
 from launcher.proxy.http1.chunks import BadFraming, ChunkedDecoder
 from launcher.proxy.http1.fields import all_values, head_end
-from launcher.proxy.http1.requests import KEY_FIELDS, parse_request, upstream_head
+from launcher.proxy.http1.requests import parse_request, upstream_head
 from launcher.proxy.http1.responses import BadResponse, ResponseHead, client_head, parse_response
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")

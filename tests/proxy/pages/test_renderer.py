@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.balancing import balancer
 from support.fakes import SOON_S
-from support.keys import make, put
+from support.keys import head_with, make, put
 from support.proxy_under_test import until
 from support.requests import request_of
 from support.scripted_engine import Call, FakeEngine, Script, answer_chat
@@ -236,7 +236,7 @@ async def test_a_key_with_an_allow_list_sees_its_models(open_pages: Open, tmp_pa
     pages = await open_pages("a", "b", aliases={"gpt-4o": "a"})
     await pages.engine(0, lists({"id": "a"}), model="a")
     await pages.engine(1, lists({"id": "b"}), model="b")
-    limited, free = keys.check(None, ann, 0.0), keys.check(None, bob, 0.0)
+    limited, free = keys.check(head_with(None, ann), 0.0), keys.check(head_with(None, bob), 0.0)
 
     async def listed(key: KeyEntry | None) -> list[str]:
         answer = await pages.ask("GET", "/v1/models", key)
