@@ -14,6 +14,7 @@ from launcher.proxy.dispatch.instances import Instances
 from launcher.proxy.dispatch.streaming import Streaming
 from launcher.proxy.http1.requests import upstream_head
 from launcher.proxy.observability.timelines import FIELDS, RequestTracing
+from launcher.proxy.openai.forms import boundary_of
 from launcher.proxy.openai.prompts import SaidUsage
 from launcher.proxy.openai.stream_options import ASK_USAGE, UsageAsk, usage_field, with_usage
 from launcher.proxy.request.actions import State
@@ -166,14 +167,14 @@ def _body(request: Request) -> tuple[bytes, Body]:
     splice, transcript = request.splice, request.transcript
     if splice is not None:
         return _asking(splice.body, request.usage_ask, ids=False)
+    if request.usage_ask is UsageAsk.FORM_FIELD:
+        return usage_field(request.body, boundary_of(", ".join(request.head.all(b"content-type"))))
     ids = transcript is not None and transcript.asks_ids
     return _asking(request.body, request.usage_ask, ids=ids)
 
 
 def _asking(body: bytes | bytearray, usage: UsageAsk, *, ids: bool) -> tuple[bytes, Body]:
     """A large body is not copied."""
-    if usage is UsageAsk.FORM_FIELD:
-        return usage_field(body), body
     if usage is UsageAsk.CHANGED:
         body = with_usage(body)
     asked = (ASK_USAGE if usage is UsageAsk.ADDED else b"") + (ASK_IDS if ids else b"")

@@ -56,11 +56,12 @@ def with_usage(body: bytes | bytearray) -> bytes | bytearray:
     return msgspec.json.encode(fields)
 
 
-def usage_field(form: bytes | bytearray) -> bytes:
-    """The field that asks for the usage of an audio stream, in front of a form's first boundary (vLLM 0.32,
-    speech_to_text/transcription/protocol.py)."""
-    boundary = bytes(form[: form.find(b"\r\n")])
-    return boundary + b'\r\nContent-Disposition: form-data; name="stream_include_usage"\r\n\r\ntrue\r\n'
+def usage_field(form: bytes | bytearray, boundary: bytes) -> tuple[bytes, memoryview]:
+    """The field that asks for the usage of an audio stream (vLLM 0.32, speech_to_text/transcription/protocol.py), and the
+    form behind it, which begins with its first boundary: what precedes that would become part of the field."""
+    first = b"--" + boundary
+    field = first + b'\r\nContent-Disposition: form-data; name="stream_include_usage"\r\n\r\ntrue\r\n'
+    return field, memoryview(form)[form.find(first) :]
 
 
 def refuses_usage(status: int, answer: bytes) -> bool:

@@ -17,7 +17,9 @@ from launcher.proxy.routes import Kind, Match, Route, match
 
 # The field `model` of a form (RFC 7578). Whether the form is well made is the daemon's to judge.
 _FORM_MODEL: Final = re.compile(
-    rb'form-data;[^\r\n]*name="?model"?[^\r\n]*\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,1000})\r\n'
+    rb'form-data[ \t]*(?:;[^\r\n]*)?;[ \t]*name=(?:"model"|model)[ \t]*(?:;[^\r\n]*)?\r\n'
+    rb"(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,1000})\r\n",
+    re.IGNORECASE,
 )
 
 _NOTHING: Final = (None, False)  # behind a body that is whole

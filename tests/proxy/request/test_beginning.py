@@ -83,6 +83,24 @@ def test_a_form() -> None:
 
 
 @pytest.mark.parametrize(
+    ("disposition", "more"),
+    [
+        (
+            'form-data; name="model"',
+            "Content-Type: text/plain; charset=US-ASCII\r\nContent-Transfer-Encoding: 8bit\r\n",
+        ),
+        ("Form-Data; size=7; NAME=model ; x=y", ""),
+    ],
+)
+def test_the_model_behind_a_file_of_its_name(disposition: str, more: str) -> None:
+    form = (
+        b'\r\n--b\r\nContent-Disposition: form-data; name="file"; filename="model"\r\n\r\nRIFF\r\n--b\r\n'
+        + f"Content-Disposition: {disposition}\r\n{more}\r\nwhisper\r\n--b--\r\n".encode()
+    )
+    assert found(form, "/v1/audio/transcriptions").model == "whisper"
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/v1/models", b""),
