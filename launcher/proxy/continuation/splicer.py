@@ -17,9 +17,9 @@ from launcher.proxy.continuation.transcript import (
     PARSED_BYTES,
     UNREADABLE,
     Transcript,
-    finish_reason_of,
     silent,
 )
+from launcher.proxy.sse.ends import finish_reason_of
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
 

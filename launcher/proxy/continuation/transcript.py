@@ -25,6 +25,7 @@ from typing import Any, Final
 
 import msgspec
 
+from launcher.proxy.sse.ends import NO_REASONS, finish_reason_of
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, WORDLESS, EventPattern, FastPath, take_list
 from launcher.proxy.sse.tracker import EVENT_END, event_data
 
@@ -43,12 +44,6 @@ UNREADABLE: Final = (
 _PIECE: Final = re.compile(rb'((?:[^"\\]|\\.)*+)"()', re.DOTALL)
 _PIECE_AND_IDS: Final = re.compile(rb'((?:[^"\\]|\\.)*+)"([^\]]*+)\]', re.DOTALL)
 _UNFINISHED: Final = b'"finish_reason":null'
-# Why a choice ended: OpenAI's API reference, "chat completion chunk", and vLLM 0.32 (v1/engine/__init__.py).
-_REASONS: Final = frozenset(
-    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
-)
-# Before the last event the API's value is null. SGLang, TGI and older Ollama write "", others "null".
-_NO_REASONS: Final = frozenset({"", "null"})
 _CHOICE_KEYS: Final = frozenset({"index", "delta", "text", "finish_reason", "stop_reason"})
 _DELTA_KEYS: Final = frozenset({"role", "content"})
 
@@ -61,12 +56,6 @@ class Tokens:
     @property
     def count(self) -> int:
         return sum(len(event) for event in self.events)
-
-
-def finish_reason_of(choice: dict[str, Any]) -> str | None:
-    """The reason for which a choice has ended, one of the API's; None while it is unfinished, whatever the field holds."""
-    reason = choice.get("finish_reason")
-    return reason if isinstance(reason, str) and reason in _REASONS else None
 
 
 class Transcript:
@@ -250,7 +239,7 @@ class Transcript:
             *(f"delta.{key}" for key, value in delta.items() if value and key not in _DELTA_KEYS),
         ]
         reason, finish = choice.get("finish_reason"), finish_reason_of(choice)
-        if finish is None and isinstance(reason, str) and reason not in _NO_REASONS:
+        if finish is None and isinstance(reason, str) and reason not in NO_REASONS:
             strange.append("an unknown finish_reason")  # an end, or none: what follows is not known
         if strange:
             self._give_up(f"{strange[0]} in its events")

@@ -28,7 +28,12 @@ from launcher.proxy.openai.prompts import MEDIA_BYTES, Prompt, read_prompt
 from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
 from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.request.events import BackoffOver, BodyGrew, Event, NoCapacity
-from launcher.proxy.request.most_tokens import most_tokens, prompt_within_context, within_context
+from launcher.proxy.request.most_tokens import (
+    most_tokens,
+    prompt_within_context,
+    prompts_of,
+    within_context,
+)
 from launcher.proxy.request.record import BodyReader, Post, Request
 from launcher.proxy.routes import Kind, Match, Stream, UsageBy
 from launcher.proxy.upstream.overflow import Overflow
@@ -103,6 +108,7 @@ class Admission:
             return
         if demand.stream:
             request.transcript = self._transcript(request, said)
+            request.choices = said.n * prompts_of(said)
         request.ticket = ticket = Ticket(demand, request.started, now)
         if self._overflow is not None:
             record = None if request.key is None else request.key.record

@@ -69,7 +69,7 @@ def most_tokens(
 ) -> MostTokens:
     """`context`: of the model, tokens; `defaults`: what its instances apply (EngineTraits.sampling_defaults)."""
     each = context or UNKNOWN_CONTEXT
-    count = _questions(said) if path in _DECISIONS else _prompts(said, any_list=path in _SCORING)
+    count = _questions(said) if path in _DECISIONS else prompts_of(said, any_list=path in _SCORING)
     prompt = count * each
     if not _has_more(path, body, said):
         prompt = min(prompt, _of_body(path, body, said, count))
@@ -107,7 +107,7 @@ def _questions(said: RequestBody) -> int:
     return max(1, min(found, _MOST_QUESTIONS))
 
 
-def _prompts(said: RequestBody, *, any_list: bool) -> int:
+def prompts_of(said: RequestBody, *, any_list: bool = False) -> int:
     """How many prompts a body has: /v1/completions and /v1/embeddings take lists of texts or of lists of tokens, the batch
     route a list of conversations. `any_list`: also lists of objects, which else are one conversation."""
     most = 1

@@ -48,8 +48,8 @@ class Request:
 
     __slots__ = (
         "accepted", "adapter", "admitted", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in",
-        "bytes_out", "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths", "ending",
-        "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded",
+        "bytes_out", "choices", "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths",
+        "ending", "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded",
         "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked",
         "match", "method", "model", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending", "picos",
         "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
@@ -92,6 +92,7 @@ class Request:
         self.adapter: str | None = None  # the LoRA adapter of the model that was asked for
         self.ticket: Ticket | None = None  # None: no instance is asked
         self.prompt_bytes = 0
+        self.choices = 1  # of its stream
         self.first_byte_timeout_s = 0.0
         self.predicted_s: float | None = None  # to its first token, when it arrived
         self.usage_ask = UsageAsk.NO  # of a stream whose client does not ask for its usage

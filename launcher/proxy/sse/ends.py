@@ -6,8 +6,9 @@ that may be the last ones are decoded, by a sign; texts may hold the same words.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -52,6 +53,45 @@ MARKS: Final[dict[StreamEnd, bytes]] = {
 }
 """In each event that has one of the signs: one search is all that the fast path affords."""
 
+
+# --- Choices: chats, completions, generate, audio. ---
+
+# Why a choice ended: OpenAI's API reference, "chat completion chunk", and vLLM 0.32 (v1/engine/__init__.py).
+_REASONS: Final = frozenset(
+    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
+)
+NO_REASONS: Final = frozenset({"", "null"})
+"""Before a choice's last event the API's value is null. SGLang, TGI and older Ollama write "", others "null"."""
+# An answer that ends so is not whole: the engine gave it up, or failed (vLLM 0.32: FinishReason.ABORT, ERROR).
+_NOT_WHOLE: Final = frozenset({"abort", "error"})
+_REASON_SIGN: Final = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
+
+
+def finish_reason_of(choice: dict[str, Any]) -> str | None:
+    """The reason for which a choice has ended, one of the API's; None while it is unfinished, whatever the field holds."""
+    reason = choice.get("finish_reason")
+    return reason if isinstance(reason, str) and reason in _REASONS else None
+
+
+def finished_choices(data: bytes) -> tuple[int, ...]:
+    """Indexes of the choices that an event of these data says to be whole."""
+    if _REASON_SIGN.search(data) is None:
+        return ()
+    try:
+        said = msgspec.json.decode(data)
+    except _UNREADABLE:
+        return ()
+    choices = said.get("choices") if isinstance(said, dict) else None
+    if not isinstance(choices, list):
+        return ()
+    found = [choice for choice in choices if isinstance(choice, dict)]
+    whole = [
+        choice.get("index", 0) for choice in found if finish_reason_of(choice) not in {None, *_NOT_WHOLE}
+    ]
+    return tuple(index for index in whole if isinstance(index, int))
+
+
+# --- Other APIs. ---
 
 # The fields of an object, not decoded: one of them may be a whole response, of any shape.
 _Said = dict[str, msgspec.Raw]

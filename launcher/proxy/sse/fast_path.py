@@ -41,6 +41,9 @@ WORDLESS: Final = b'"delta":{}'  # vLLM writes such an event for its ids alone: 
 NO_USAGE: Final = (
     b'"usage":null'  # OpenAI's API writes it into each event but the last, where usage is asked for
 )
+_REASON: Final = b'"finish_reason"'
+_NO_REASON: Final = b'"finish_reason":null'
+_NO_REASON_SPACED: Final = b'"finish_reason": null'
 _TEXT_KEY = re.compile(rb'"(?:content|text)":"')
 ESCAPED_TEXT: Final = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)  # a JSON string's inside
 
@@ -234,9 +237,8 @@ class FastPath:
             or _OBJECT not in data
             or b"error" in data
             or b"failed" in data
-            or b"[DONE]" in data
             or self._mark in data
-            or b'"abort"' in data
+            or _ends_choice(data)
             or (b'"usage"' in data and data.count(b'"usage"') != data.count(NO_USAGE))
         ):
             return False
@@ -265,6 +267,12 @@ class FastPath:
         self.bytes += len(data)
         self._write(data)
         return True
+
+
+def _ends_choice(data: bytes) -> bool:
+    """Whether a choice may say why it ends: not all finish_reasons are null."""
+    reasons = data.count(_REASON)
+    return reasons > 0 and reasons != data.count(_NO_REASON) and reasons != data.count(_NO_REASON_SPACED)
 
 
 def _are_objects(data: bytes, events: int, chunks: list[bytes]) -> bool:

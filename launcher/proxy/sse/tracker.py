@@ -21,7 +21,7 @@ from typing import Final
 import msgspec
 
 from launcher.proxy.openai.answers import is_json
-from launcher.proxy.sse.ends import SIGNS, Event, StreamEnd, read_event
+from launcher.proxy.sse.ends import SIGNS, Event, StreamEnd, finished_choices, read_event
 
 HOLD_BYTES = 1 << 20
 _NAME_BYTES = 64  # of an event's first line
@@ -30,6 +30,7 @@ EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
+_DONE_EVENT = b"data: [DONE]\n\n"
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORT_ERROR = (
     b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted","code":503}}\n\n'
@@ -63,7 +64,8 @@ def event_data(event: bytes) -> bytes | None:
 
 
 class EventTracker:
-    def __init__(self, end: StreamEnd = StreamEnd.DONE) -> None:
+    def __init__(self, end: StreamEnd = StreamEnd.DONE, *, choices: int = 1) -> None:
+        """`choices`: how many the request asked for."""
         self.end = end
         self.events = 0  # whole events with data, passed or left out
         self.done = False  # its end came, and no error before it
@@ -75,6 +77,8 @@ class EventTracker:
         self._json = False  # an event's data was a JSON object
         self._closing = False  # the event came that must precede the last one
         self._held = b""
+        self._choices = choices
+        self._finished: set[int] = set()  # choices that said why they end
         self._open = False  # part of an unfinished event has passed (it is larger than HOLD_BYTES)
         self._open_is_last = False
 
@@ -114,6 +118,7 @@ class EventTracker:
         if whole.startswith(b"data: {") and whole.find(b"\n\n") == len(whole) - 2 and self._is_usual(whole):
             self.events += 1
             self._json = True
+            self._note_finished(whole[6:])
             return whole
         self.quiet = True
         if whole.startswith(b":") and not self._open and _NOT_A_COMMENT.search(whole) is None:
@@ -158,14 +163,21 @@ class EventTracker:
         """Whether it is no JSON, an error, or the end."""
         if self._is_broken(event, data):
             self.broken = True
-        elif not any(sign in event for sign in self._signs):
             return
-        elif aborted(event):
+        if data is not None:
+            self._note_finished(data)
+        if not any(sign in event for sign in self._signs):
+            return
+        if aborted(event):
             self._fail(_ABORT_ERROR)
         elif any(_ERROR_DATA.match(line) or _ERROR_NAME.match(line) for line in event.splitlines()):
             self._fail(event)
         elif data is not None:
             self._read_end(data)
+
+    def _note_finished(self, data: bytes) -> None:
+        if self.end is StreamEnd.DONE:
+            self._finished.update(finished_choices(data))
 
     def _fail(self, error: bytes) -> None:
         self.error = error
@@ -206,6 +218,20 @@ class EventTracker:
         if self._open or not rest:
             return rest
         return rest if self._keep(rest) else b""
+
+    def missing_end(self, rest: bytes) -> bytes:
+        """`rest`, ended, and [DONE], where nothing else is missing of a stream whose body has ended; else nothing.
+
+        Some engines end a stream without it (MLC LLM, text-generation-inference 2.1, llama-box, LiteLLM 1.15): an answer
+        is whole once every choice has told why it ends, with one of the API's reasons.
+        """
+        if self.end is not StreamEnd.DONE or self.done or self.error is not None or self.broken:
+            return b""
+        if self._open or len(self._finished) < self._choices:
+            return b""
+        self.done = True
+        gap = b"" if not rest or rest.endswith(b"\n\n") else b"\n\n"
+        return rest + gap + _DONE_EVENT
 
     def break_off(self) -> bytes:
         """Bytes that must precede an event of ours after a break: the end of an open event. Held bytes are dropped."""

@@ -161,7 +161,9 @@ class Attempt:
                 return
             self.head = head = self.overflow.endpoint.passing(head)
         if head.status == 200 and head.content_type == EVENT_STREAM:
-            self.tracker = EventTracker(self.request.stream_end or StreamEnd.DONE)
+            self.tracker = EventTracker(
+                self.request.stream_end or StreamEnd.DONE, choices=self.request.choices
+            )
         elif head.length is None:
             self._hold = HOLD_BYTES if self._promises_json(head) else 0
         elif head.length > HOLD_BYTES:
@@ -265,6 +267,9 @@ class Attempt:
 
     def _stream_end(self, tracker: EventTracker) -> None:
         rest = tracker.rest()
+        if self.request.stream_end is not None and (end := tracker.missing_end(rest)):
+            self._output.events(self, end, None, clean=False)
+            rest = b""
         if tracker.error is not None and tracker.engine_fault:
             self.fail("its engine failed")
         elif tracker.broken:

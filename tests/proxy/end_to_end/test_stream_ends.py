@@ -153,7 +153,8 @@ async def test_a_whole_stream_is_whole_and_its_tokens_are_counted(
 async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, told: Told) -> None:
     engine = await proxy.engine(0)
     events = (*told.before, *told.end)
-    for cut in range(1, len(events)):
+    whole = 1 if told.end == (DONE,) else 0  # an answer whose choices have all ended needs no [DONE]
+    for cut in range(1, len(events) - whole):
         engine.script = engine_of(events[:cut])
         got = await ask(proxy, told)
         passed = b"".join(told.before[:cut])
@@ -293,3 +294,95 @@ async def test_an_audio_client_that_asks_for_the_usage_gets_it(proxy: ProxyUnder
     async with proxy.client.post(AUDIO[0], data=form) as got:
         assert await got.read() == choice() + ASKED + DONE
     assert engine.calls[0].body.count(b"include_usage") == 1
+
+
+# --- Engines that end their streams without [DONE]. ---
+
+CALLED = {"tool_calls": [{"index": 0, "function": {"name": "f", "arguments": "{}"}}]}
+TOOLS: dict[str, object] = {"tools": [{"type": "function", "function": {"name": "f"}}]}
+SAID: dict[str, dict[str, object]] = {
+    "text": {"delta": {"content": "a"}},
+    "tool call": {"delta": CALLED},
+    "reasoning": {"delta": {"reasoning": "a"}},
+    "logprobs": {"logprobs": {"content": [{"token": "a", "logprob": -1.0}]}},
+}
+
+
+def unended(said: dict[str, object], reasons: Iterable[object], *, spaced: bool = False) -> list[bytes]:
+    """Of as many choices as there are reasons; a list: one for each event."""
+    told = list(enumerate(reasons))
+    end = "stop" if "content" in str(said) else "tool_calls"
+    last = [choice(index=n, delta={}, finish_reason=end if reason == "set" else reason) for n, reason in told]
+    before = [choice(index=n, **said, finish_reason=None) for _ in range(8) for n, _ in told]
+    events = [choice(index=n, delta={"role": "assistant", "content": ""}) for n, _ in told] + before + last
+    return (
+        [event.replace(b":", b": ").replace(b"data:  ", b"data: ") for event in events] if spaced else events
+    )
+
+
+async def chat(proxy: ProxyUnderTest, choices: int, **more: object) -> bytes:
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True, n=choices, **more) as got:
+        return await got.read()
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize("choices", [1, 3])
+@pytest.mark.parametrize("spaced", [False, True])
+async def test_an_answer_whose_choices_have_all_ended_needs_no_done(
+    proxy: ProxyUnderTest, said: str, choices: int, *, spaced: bool
+) -> None:
+    events = unended(SAID[said], ["set"] * choices, spaced=spaced)
+    await proxy.engine(0, engine_of(events))
+    await proxy.engine(1, engine_of(events))
+    for _ in range(4):
+        assert await chat(proxy, choices, **TOOLS) == b"".join(events) + DONE
+    assert proxy.sums()["completed"] == 4
+    assert proxy.suspects == []
+    assert [proxy.server.counters.slots[slot].ejected for slot in range(2)] == [0, 0]
+
+
+async def test_the_last_event_of_an_answer_needs_no_blank_line(proxy: ProxyUnderTest) -> None:
+    events = unended(SAID["tool call"], ["set"])
+    await proxy.engine(0, engine_of([*events[:-1], events[-1].removesuffix(b"\n\n")]))
+    assert await chat(proxy, 1, **TOOLS) == b"".join(events) + DONE
+
+
+@pytest.mark.parametrize("said", SAID)
+@pytest.mark.parametrize(
+    "reasons",
+    [[None], [""], ["null"], ["abort"], ["error"], [7], ["set", None], ["", "set"], ["set", "null"]],
+)
+async def test_an_answer_with_a_choice_that_has_not_ended_is_not_complete(
+    proxy: ProxyUnderTest, said: str, reasons: list[object]
+) -> None:
+    await proxy.engine(0, engine_of(unended(SAID[said], reasons)))
+    got = await chat(proxy, len(reasons), **TOOLS)
+    assert b'"error"' in got
+    assert DONE not in got
+    assert proxy.sums()["failed"] == 1
+
+
+async def test_each_prompt_of_a_list_has_a_choice(proxy: ProxyUnderTest) -> None:
+    events = [choice(index=0, finish_reason="stop")]
+    await proxy.engine(0, engine_of(events))
+    for prompts, whole in ((["x"], True), (["x", "y"], False)):
+        body = json.dumps({"model": "m", "stream": True, "prompt": prompts, "logprobs": 1})
+        async with asyncio.timeout(SOON_S), proxy.client.post("/v1/completions", data=body) as got:
+            assert (DONE in await got.read()) is whole
+
+
+async def test_a_body_that_breaks_off_is_not_complete(proxy: ProxyUnderTest) -> None:
+    """Without HTTP's end nobody knows what else would have come."""
+    events = unended(SAID["tool call"], ["set"])
+
+    async def cut(call: Call) -> None:
+        await call.start_stream()
+        for event in events:
+            await call.chunk(event)
+        await asyncio.sleep(0.01)
+        call.cut()
+
+    await proxy.engine(0, cut)
+    got = await chat(proxy, 1, **TOOLS)
+    assert b'"error"' in got
+    assert DONE not in got

@@ -186,7 +186,7 @@ def test_whole_chunks_of_whole_events_pass(read: bytes, events: int) -> None:
     [
         *(
             framed(NAMED, b"data: {" + sign + b"}\n\n")
-            for sign in (b"error", b"failed", b"[DONE]", b'"abort"', b'"usage"')
+            for sign in (b"error", b"failed", b"[DONE]", b'"finish_reason":"abort"', b'"usage"')
         ),
         # No JSON objects, which the slow path looks at.
         framed(b": comment\n\n"),
@@ -353,3 +353,22 @@ def test_a_usual_stream_takes_the_fast_path() -> None:
                 for payload in told:
                     reader.read(framed(payload))
                 assert reader.fast.events >= 95
+
+
+@pytest.mark.parametrize("colon", [b":", b": "])
+@pytest.mark.parametrize(
+    ("reasons", "usual"),
+    [
+        ([b"null"], True),
+        ([b"null"] * 3, True),
+        ([b'"stop"'], False),
+        ([b"null", b'"stop"'], False),
+        ([b'""'], False),
+    ],
+)
+def test_an_event_in_which_a_choice_ends_takes_the_slow_path(
+    reasons: list[bytes], usual: bool, colon: bytes
+) -> None:
+    choices = b",".join(b'{"delta":{"a":1},"finish_reason"%b%b}' % (colon, reason) for reason in reasons)
+    fast, _ = any_events()
+    assert fast.data_received(framed(b'data: {"choices":[%b]}\n\n' % choices)) is usual
