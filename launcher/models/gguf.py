@@ -19,6 +19,7 @@ _VERSIONS: Final = (2, 3)
 # Scalars of metadata: struct format by type number.
 _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING: Final = 8
+_MATRIX: Final = 2
 _ARRAY: Final = 9
 # Elements and bytes of one block, by tensor type (ggml/src/ggml-common.h, gguf-py/gguf/constants.py).
 _BLOCKS: Final = {
@@ -39,6 +40,9 @@ _KEYS: Final = {
     "feed_forward_length": "intermediate_size", "rope.dimension_count": "qk_rope_head_dim",
 }  # fmt: skip
 
+# GGUF's architecture -> config.json's model_type, where it decides more than sizes.
+_MODEL_TYPES: Final = {"deepseek2": "deepseek_v2"}
+
 
 @dataclass(frozen=True, slots=True)
 class Gguf:
@@ -49,7 +53,8 @@ class Gguf:
     def as_config(self) -> dict[str, Any]:
         """The metadata under config.json's keys."""
         architecture = str(self.metadata.get("general.architecture", ""))
-        config: dict[str, Any] = {"model_type": architecture, "architectures": [architecture or None]}
+        kind = _MODEL_TYPES.get(architecture, architecture)
+        config: dict[str, Any] = {"model_type": kind, "architectures": [architecture or None]}
         for ours, theirs in _KEYS.items():
             value = self.metadata.get(f"{architecture}.{ours}")
             if value is not None:
@@ -129,4 +134,6 @@ def _tensor(reader: _Reader, file: str) -> Tensor:
     if kind not in _BLOCKS:
         raise ValueError(f"{file}: tensor {name!r} has the unknown type {kind}")
     elements, (per_block, block_bytes) = prod(shape), _BLOCKS[kind]
-    return Tensor(name, elements, elements // per_block * block_bytes, len(shape), floating=False)
+    # Shapes begin with the shortest stride.
+    rows = shape[-1] if len(shape) == _MATRIX else 0
+    return Tensor(name, elements, elements // per_block * block_bytes, len(shape), floating=False, rows=rows)

@@ -10,7 +10,8 @@ hybrid manager on, which it is on CPU (platforms/cpu.py, support_hybrid_kv_cache
    that is less than 1.5 times as many), and a block costs one such group.
 4. Attention beside recurrent states: the attention's block grows until its page holds a state.
 5. A request of n tokens takes n / block_size blocks of each full group, rounded up; of a sliding group those
-   of its window and of the tokens of one step, and one more; of a state group two, where prefixes are cached.
+   of its window and of the tokens of one step, and one more; of a chunked group those of a chunk and of one step; of
+   a state group as many as its layers keep states.
 6. One block of the pool, the null block, is never used.
 """
 
@@ -24,7 +25,6 @@ from launcher.models.layers import KvLayers, LayerKind
 
 KERNEL_BLOCK: Final = 32
 """CPU attention works on multiples of this (v1/attention/backends/cpu_attn.py)."""
-STATE_BLOCKS: Final = 2
 _FEW_MORE: Final = 1.5  # kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size
 
 
@@ -36,6 +36,7 @@ class Group:
     block_size: int
     count: int = 1
     window: int | None = None
+    states: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,9 @@ class Pool:
         if group.kind is LayerKind.SLIDING:
             kept = min((group.window or length) - 1 + self.step_tokens, length)
             return -(-kept // group.block_size) + 1
-        return STATE_BLOCKS if group.kind is LayerKind.STATE else -(-self.step_tokens // group.block_size)
+        if group.kind is LayerKind.CHUNKED:
+            return -(-min((group.window or length) + self.step_tokens, length) // group.block_size)
+        return group.states if group.kind is LayerKind.STATE else -(-self.step_tokens // group.block_size)
 
     def bytes_for(self, requests: int, length: int) -> int:
         """Bytes that `requests` of `length` tokens can use, plus the null block. 0 for models without a KV cache."""
@@ -77,6 +80,7 @@ class _Pages:
     block_size: int
     page_bytes: int
     window: int | None
+    states: int = 0
 
 
 def pool_of(
@@ -87,16 +91,18 @@ def pool_of(
     pages = [_pages(its, layers, ranks=ranks, block_size=block_size, hybrid=hybrid) for its in layers]
     if not pages:
         return Pool(0, (), step_tokens)
-    kinds = {(its.kind, its.block_size, its.window) for its in pages}
+    kinds = {(its.kind, its.block_size, its.window, its.states) for its in pages}
     if len(kinds) == 1:
-        kind, size, window = kinds.pop()
+        kind, size, window, states = kinds.pop()
         block = sum(its.count * its.page_bytes for its in pages)
-        return Pool(block, (Group(kind, size, window=window),), step_tokens)
+        return Pool(block, (Group(kind, size, window=window, states=states),), step_tokens)
     largest = max(its.page_bytes for its in pages)
     pages = [_unified(its, largest) for its in pages]
     least, most = min(its.count for its in pages), max(its.count for its in pages)
     size = most if most < _FEW_MORE * least else least
-    groups = tuple(Group(its.kind, its.block_size, -(-its.count // size), its.window) for its in pages)
+    groups = tuple(
+        Group(its.kind, its.block_size, -(-its.count // size), its.window, its.states) for its in pages
+    )
     return Pool(size * largest, groups, step_tokens)
 
 
@@ -119,9 +125,9 @@ def _pages(its: KvLayers, layers: Sequence[KvLayers], *, ranks: int, block_size:
     if its.kind is LayerKind.STATE:
         token = next((other.token_bytes(ranks) for other in layers if other.kind is LayerKind.FULL), 0)
         size = max(-(-its.state_bytes // ranks), token * block_size, 1)
-        return _Pages(its.kind, its.count, block_size, size, None)
+        return _Pages(its.kind, its.count, block_size, size, None, its.state_blocks)
     kind, window = its.kind, its.window
-    if kind is LayerKind.SLIDING:
+    if kind in {LayerKind.SLIDING, LayerKind.CHUNKED}:
         if not hybrid and any(other.kind is LayerKind.FULL for other in layers):
             kind, window = LayerKind.FULL, None
         else:

@@ -1,4 +1,4 @@
-"""A model's memory profile from its config.json. Pure; model_profile.py reads the files.
+"""A model's memory profile from its description. Pure; reader.py reads the files.
 
 Key names and rules follow vLLM 0.32: transformers_utils/model_arch_config_convertor.py (heads, head
 size, context length) and v1/kv_cache_interface.py (bytes of a KV page).
@@ -6,21 +6,25 @@ size, context length) and v1/kv_cache_interface.py (bytes of a KV page).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
+from launcher.models.cpu_backend import gap_of, kv_cache_dtype, method_of, quantization_of
+from launcher.models.description import Description, describe
+from launcher.models.layer_state import are_proved, is_encoder, is_latent, layers_of, shape_of
 from launcher.models.layers import (
     KvLayers,
     LayerKind,
+    UnreadError,
     attention_heads,
     first,
     hidden_size,
-    is_encoder,
-    kv_heads,
-    layers_of,
     window_of,
 )
+from launcher.models.projections import Projections
+
+Json = Mapping[str, Any]
 
 DTYPE_BYTES: Final = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 _MAX_LEN_KEYS: Final = (
@@ -31,6 +35,10 @@ _MAX_LEN_KEYS: Final = (
 _SCALED_ROPE: Final = frozenset(
     {"su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling", "default", "mrope"}
 )
+# Lengths that vLLM takes at most unless it is told another (model_executor/models/config.py).
+_SHORTENED: Final = {"embedding_gemma2": 8192}
+# A description damaged in any way raises one of these, or UnreadError.
+_DAMAGED: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, ValueError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +86,14 @@ class ModelProfile:
     """The largest weight file that is read, not mapped (*.bin)."""
     file_format: str | None = None
     """safetensors, bin or gguf."""
+    unread: str | None = None
+    """The reason why the KV cache is not known, although the files are here."""
+    assumed: tuple[str, ...] = ()
+    """Keys that neither the file, its class nor the weights give: the plan took the usual value."""
+    sources: tuple[str, ...] = ()
+    """Where the figures are from: config, defaults (of the class), headers (of the weights), assumed."""
+    cpu_gap: str | None = None
+    """What vLLM's CPU backend cannot build of it."""
 
     @property
     def known(self) -> bool:
@@ -101,59 +117,117 @@ class ModelProfile:
 UNKNOWN: Final = ModelProfile(weights_bytes=None, kv_bytes_per_token=None, max_model_len=None)
 
 
-def profile_of(
-    config: Mapping[str, Any], dtype: str, *, weights_bytes: int | None, weights_source: str
-) -> ModelProfile:
-    """The profile in a parsed config.json; multimodal models keep the language model in `text_config`.
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """The rest of a model's folder that the reading of its description needs."""
 
-    Raises ValueError naming what is missing."""
-    text = text_of(config)
-    layers = layers_of(config, text, dtype_bytes(dtype))
-    heads = attention_heads(text)
-    if (layers or is_encoder(config)) and hidden_size(text) is None:
-        raise ValueError("config.json has no hidden_size")
-    quantization = config.get("quantization_config") or text.get("quantization_config") or {}
-    architectures = config.get("architectures") or [None]
-    latent = first(text, "kv_lora_rank") is not None
-    hidden = hidden_size(text)
+    encoder: Json | None = None
+    """sentence_bert_config.json."""
+    tokenizer: Json | None = None
+    """tokenizer_config.json."""
+    projections: Projections = field(default_factory=dict)
+    """Output widths of attention's projections, from the headers of the weights."""
+
+
+NOTHING_BESIDE: Final = Beside()
+
+
+def profile_of(
+    config: Json,
+    dtype: str,
+    *,
+    weights_bytes: int | None,
+    weights_source: str,
+    beside: Beside = NOTHING_BESIDE,
+) -> ModelProfile:
+    """The profile in a parsed config.json.
+
+    A description that cannot be read gives a profile with `unread`: the KV cache is not known."""
+    try:
+        return _read(describe(config), dtype, weights_bytes, weights_source, beside)
+    except UnreadError as error:
+        why = f"{error}"
+    except _DAMAGED as error:
+        why = f"config.json is not supported ({type(error).__name__}: {error})"
+    return ModelProfile(weights_bytes, None, None, weights_source=weights_source, unread=why)
+
+
+def _read(
+    its: Description, dtype: str, weights_bytes: int | None, weights_source: str, beside: Beside
+) -> ModelProfile:
+    text, width = its.text, dtype_bytes(dtype)
+    layers = layers_of(its, width, beside.projections)
+    proved = are_proved(its, beside.projections)
+    heads, hidden = attention_heads(text), hidden_size(text)
+    if (layers or is_encoder(its)) and hidden is None:
+        raise UnreadError("config.json has no hidden_size")
+    latent = is_latent(its)
+    quantization = quantization_of(its.config)
+    length = max_model_len(its, beside)
+    assumed = tuple(_assumed(its, length, layers, proved=proved))
     return ModelProfile(
         weights_bytes=weights_bytes,
         kv_bytes_per_token=sum(its.count * its.heads * its.head_bytes for its in layers),
-        max_model_len=_max_model_len(text),
+        max_model_len=length,
         num_attention_heads=heads,
-        num_kv_heads=1 if latent else kv_heads(text, heads) if heads else None,
+        num_kv_heads=_kv_heads(its, layers) if heads else None,
         num_layers=sum(its.count for its in layers),
-        architecture=architectures[0],
-        quantization=quantization.get("quant_method"),
+        architecture=its.architecture,
+        quantization=method_of(quantization),
         sliding_window=window_of(text),
         mla=latent,
         weights_source=weights_source,
         layers=layers,
-        kv_element_bytes=dtype_bytes(dtype),
+        kv_element_bytes=width,
         kv_source=_kv_source(layers, latent=latent),
+        kv_cache_dtype=kv_cache_dtype(quantization),
         hidden_size=hidden,
         intermediate_size=first(text, "intermediate_size", "n_inner", "ffn_dim", "decoder_ffn_dim")
         or (4 * hidden if hidden else None),
         vocab_size=first(text, "vocab_size"),
+        assumed=assumed,
+        sources=tuple(_sources(its, assumed, proved=proved)),
+        cpu_gap=gap_of(its, method_of(quantization)),
     )
 
 
-def text_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    return next(
-        (part for key in ("text_config", "llm_config") if isinstance(part := config.get(key), dict)), config
-    )
+def _kv_heads(its: Description, layers: tuple[KvLayers, ...]) -> int | None:
+    """Those of a full layer; where the weights show others, the most of any layer."""
+    if is_encoder(its):
+        return None
+    found, said = {layer.heads for layer in layers if layer.head_bytes}, shape_of(its).heads
+    return max(found) if found and said not in found else said
 
 
-def kv_cache_dtype(config: Mapping[str, Any]) -> str:
-    """What --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization sets it, else "auto".
+# Keys that decide the KV cache, each under the names that models give it.
+_DECIDE: Final = (
+    ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "decoder_layers"),
+    ("num_key_value_heads", "n_head_kv", "num_kv_heads", "multi_query_group_num", "num_attention_groups"),
+    ("head_dim", "kv_lora_rank"),
+    _MAX_LEN_KEYS,
+)
 
-    vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string."""
-    quantization = config.get("quantization_config") or {}
-    scheme = quantization.get("kv_cache_scheme") or {}
-    eight_bits = scheme.get("type") == "float" and scheme.get("num_bits") == 8
-    return (
-        "fp8" if eight_bits or str(quantization.get("kv_cache_quant_algo", "")).upper() == "FP8" else "auto"
-    )
+
+def _assumed(
+    its: Description, length: int | None, layers: tuple[KvLayers, ...], *, proved: bool
+) -> Iterator[str]:
+    if length is None and layers:
+        yield _MAX_LEN_KEYS[0]
+    if its.known or proved or not any(layer.head_bytes for layer in layers):
+        return
+    for names in _DECIDE[1:3]:
+        if not its.given & set(names):
+            yield names[0]
+
+
+def _sources(its: Description, assumed: tuple[str, ...], *, proved: bool) -> Iterator[str]:
+    yield "config"
+    if proved:
+        yield "headers"
+    if any(not its.given & set(names) and its.text.keys() & set(names) for names in _DECIDE):
+        yield "defaults"
+    if assumed:
+        yield "assumed"
 
 
 def dtype_bytes(dtype: str) -> int:
@@ -175,13 +249,40 @@ def _kv_source(layers: tuple[KvLayers, ...], *, latent: bool) -> str:
     return "config.json: " + ("; ".join(said) or "an encoder keeps no tokens")
 
 
-def _max_model_len(config: Mapping[str, Any]) -> int | None:
-    lengths = [length for key in _MAX_LEN_KEYS if (length := first(config, key))]
-    if not lengths:
-        return None
-    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "longrope":
-        return first(config, "original_max_position_embeddings") or min(lengths)
-    factor = 1.0 if kind in _SCALED_ROPE else float(rope.get("factor") or 1.0)
-    return int(min(lengths) * factor)
+def max_model_len(its: Description, beside: Beside = NOTHING_BESIDE) -> int | None:
+    """The length that vLLM derives (config/model.py, _get_and_verify_max_len). None where it would take its default."""
+    text = its.text
+    found = first(text, "model_max_length") or min(
+        (length for key in _MAX_LEN_KEYS if (length := first(text, key))), default=None
+    )
+    absolute = its.config.get("position_embedding_type", text.get("position_embedding_type")) == "absolute"
+    if beside.tokenizer and absolute and is_encoder(its):
+        own = first(beside.tokenizer, "model_max_length")
+        found = min(found, own) if found and own else found or own
+    ropes = list(_ropes(text))
+    if found and "gemma3" not in its.model_type:
+        for rope in ropes:
+            factor = rope.get("factor")
+            if _rope_kind(rope) not in _SCALED_ROPE and isinstance(factor, int | float):
+                found = int(found * factor)
+                break
+    if beside.encoder and (most := first(beside.encoder, "max_seq_length")):
+        found = most
+    if any(_rope_kind(rope) == "longrope" for rope in ropes):
+        found = first(text, "original_max_position_embeddings") or found
+    most = _SHORTENED.get(str(its.config.get("model_type")))
+    return min(found, most) if found and most else found
+
+
+def _rope_kind(rope: Json) -> str:
+    return str(rope.get("rope_type") or rope.get("type") or "default")
+
+
+def _ropes(text: Json) -> Iterator[Json]:
+    """RoPE parameters; newer descriptions have them for each kind of layers."""
+    for key in ("rope_scaling", "rope_parameters"):
+        found = text.get(key)
+        if isinstance(found, dict) and found:
+            inner = [its for its in found.values() if isinstance(its, dict)]
+            yield from inner if len(inner) == len(found) else [found]
+            return

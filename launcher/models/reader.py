@@ -6,21 +6,23 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.base.errors import LauncherError, reason
 from launcher.models import gguf, weight_files
+from launcher.models.description import describe, from_mistral
 from launcher.models.gguf import read_gguf
 from launcher.models.profile import (
     DTYPE_BYTES,
     UNKNOWN,
+    Beside,
     ModelProfile,
     dtype_bytes,
-    kv_cache_dtype,
     profile_of,
 )
+from launcher.models.projections import Projections, projections_of
 from launcher.models.weight_files import Tensor, read_model_json
 
 # --- Memory of a model directory's weights once loaded, from the headers of its files. ---
@@ -46,6 +48,8 @@ class Weights:
     source: str = "unknown"
     file_format: str | None = None
     """safetensors, bin or gguf."""
+    projections: Projections = field(default_factory=dict)
+    """Output widths of attention's projections, where the headers show them."""
 
 
 def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights:
@@ -77,9 +81,25 @@ def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
 def _tied(config: Mapping[str, Any]) -> bool | None:
     """Whether config.json ties the output projection to the embedding. None if absent: the default depends on the
     model's class (transformers: true for Gemma, false for Llama)."""
-    text = config.get("text_config") or config
-    said = text.get("tie_word_embeddings", config.get("tie_word_embeddings"))
+    try:
+        its = describe(config)
+    except (LookupError, TypeError, AttributeError, ValueError):
+        return None
+    said = (
+        its.text["tie_word_embeddings"]
+        if "tie_word_embeddings" in its.given
+        else config.get("tie_word_embeddings")
+    )
     return None if said is None else bool(said)
+
+
+# Omni models: vLLM loads the part that reads and writes text, not the one that speaks (qwen2_5_omni_thinker.py).
+_THINKER: Final = "thinker."
+
+
+def _text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    part = config.get("text_config")
+    return part if isinstance(part, dict) else config
 
 
 def _sum(
@@ -87,6 +107,8 @@ def _sum(
 ) -> Weights:
     width = dtype_bytes(dtype)
     by_name = {tensor.name: tensor for tensor in tensors}
+    if any(name.startswith(_THINKER) for name in by_name):
+        by_name = {name: tensor for name, tensor in by_name.items() if name.startswith(_THINKER)}
     heads = [name for name, tensor in by_name.items() if tensor.is_head]
     embedding = max((t.loaded_bytes(width) for t in by_name.values() if t.is_embedding), default=0)
     head = max((by_name[name].loaded_bytes(width) for name in heads), default=embedding)
@@ -102,11 +124,12 @@ def _sum(
         file_bytes=max(file.stat().st_size for file in files),
         source=source,
         file_format=files[0].suffix.removeprefix("."),
+        projections=projections_of(by_name.values()),
     )
 
 
 def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
-    text = config.get("text_config") or config
+    text = _text(config)
     named = config.get("torch_dtype") or config.get("dtype") or text.get("torch_dtype") or text.get("dtype")
     stored = DTYPE_BYTES.get(str(named or "float32"), DTYPE_BYTES["float32"])
     packed = config.get("quantization_config") is not None
@@ -152,26 +175,62 @@ _REMEDY: Final = (
 def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
     """The memory profile of a model directory, or of a repository id in the local Hugging Face cache.
 
-    A repository id that is not cached gives `UNKNOWN`. Raises LauncherError `cannot read model …`."""
+    A repository id that is not cached gives `UNKNOWN`; a description that cannot be understood a profile with `unread`.
+    Raises LauncherError `cannot read model …` for files that are missing or broken."""
     folder = find_model(path)
     if folder is None:
         return UNKNOWN
     try:
-        if (folder / "config.json").exists() or not (gguf := sorted(folder.glob("*.gguf"))):
-            config = _json(path, folder / "config.json")
+        gguf_files = sorted(folder.glob("*.gguf"))
+        if any((folder / name).exists() for name in _DESCRIPTIONS) or not gguf_files:
+            config = _description(path, folder)
             weights = read_weights(folder, config, dtype)
         else:
-            headers = [read_gguf(file) for file in gguf]
-            config, weights = headers[0].as_config(), gguf_weights(gguf, headers)
-        profile = profile_of(config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source)
+            headers = [read_gguf(file) for file in gguf_files]
+            config, weights = headers[0].as_config(), gguf_weights(gguf_files, headers)
     except (ValueError, OSError) as error:
         what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else f"{error}"
         raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
-    except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-        # A key with an unexpected type.
-        what = f"config.json is not supported ({type(error).__name__}: {error})"
-        raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
-    return replace(_with_weights(profile, weights), kv_cache_dtype=kv_cache_dtype(config))
+    beside = replace(_beside(folder), projections=weights.projections)
+    profile = profile_of(
+        config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source, beside=beside
+    )
+    return _with_weights(profile, weights)
+
+
+CONFIG: Final = "config.json"
+PARAMS: Final = "params.json"
+_DESCRIPTIONS: Final = (CONFIG, PARAMS)
+# Names that sentence-transformers gave the file over time (vllm/transformers_utils/config.py, 0.32).
+_ENCODER_FILES: Final = tuple(
+    f"sentence_{kind}_config.json"
+    for kind in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+
+
+def _description(path: str, folder: Path) -> dict[str, Any]:
+    """config.json, or Mistral's params.json where there is none. Raises LauncherError."""
+    if not (folder / CONFIG).exists() and (folder / PARAMS).exists():
+        return from_mistral(_json(path, folder / PARAMS))
+    config = _json(path, folder / CONFIG)
+    # ModelOpt up to 0.29 keeps the quantization in a file of its own.
+    if "quantization_config" not in config and (quantization := _optional(folder / "hf_quant_config.json")):
+        return config | {"quantization_config": quantization}
+    return config
+
+
+def _beside(folder: Path) -> Beside:
+    encoder = next((found for name in _ENCODER_FILES if (found := _optional(folder / name))), None)
+    return Beside(encoder, _optional(folder / "tokenizer_config.json"))
+
+
+def _optional(file: Path) -> dict[str, Any] | None:
+    """A JSON object; None for a file that is missing or has another content, which vLLM reports."""
+    try:
+        parsed = json.loads(read_model_json(file))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
@@ -195,8 +254,9 @@ def find_model(path: str) -> Path | None:
     main = hub / "refs" / "main"
     if main.is_file():
         snapshot = hub / "snapshots" / _commit(path, main)
-        return snapshot if (snapshot / "config.json").exists() else None
-    snapshots = sorted(hub.glob("snapshots/*/config.json"), key=lambda file: file.stat().st_mtime)
+        return snapshot if any((snapshot / name).exists() for name in _DESCRIPTIONS) else None
+    found = (file for name in _DESCRIPTIONS for file in hub.glob(f"snapshots/*/{name}"))
+    snapshots = sorted(found, key=lambda file: file.stat().st_mtime)
     return snapshots[-1].parent if snapshots else None
 
 
@@ -227,7 +287,7 @@ def _json(path: str, file: Path) -> dict[str, Any]:
         parsed = json.loads(read_model_json(file))
     except FileNotFoundError:
         raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         what = reason(error) if isinstance(error, OSError) else f"{error}"
         raise LauncherError(f"cannot read model {path!r}: {file.name}: {what}", _REMEDY) from error
     if not isinstance(parsed, dict):

@@ -55,6 +55,8 @@ class Tensor:
     dimensions: int
     floating: bool
     """Converted to the engine's type when it is loaded; packed (quantized) tensors stay as they are."""
+    rows: int = 0
+    """Output width of a projection; 0 for other tensors, and where several elements are packed in one."""
 
     def loaded_bytes(self, element_bytes: int) -> int:
         return self.elements * element_bytes if self.floating else self.stored_bytes
@@ -83,6 +85,7 @@ _REPLICATED = ("kv_a_proj", "q_a_proj", ".gate.weight", "router")
 _MAX_HEADER_BYTES: Final = 100_000_000
 _LENGTH_BYTES: Final = 8
 INDEX: Final = "model.safetensors.index.json"
+_MATRIX: Final = 2
 _FLOATS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
@@ -113,9 +116,7 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
             if name != "__metadata__":
                 begin, end = entry["data_offsets"]
                 last = max(last, begins + end)
-                yield Tensor(
-                    name, prod(entry["shape"]), end - begin, len(entry["shape"]), entry["dtype"] in _FLOATS
-                )
+                yield _tensor(name, entry["shape"], entry["dtype"], end - begin)
     except (LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{file.name} has a tensor without shape, type or offsets ({error})") from error
     size = file.stat().st_size
@@ -123,6 +124,12 @@ def tensors_of(file: Path) -> Iterator[Tensor]:
         raise ValueError(
             f"{file.name} has {size} of {last} bytes: it is truncated, copy or download it again"
         )
+
+
+def _tensor(name: str, shape: list[int], dtype: str, size: int) -> Tensor:
+    whole = dtype in _FLOATS or dtype.startswith("F8_")
+    rows = shape[0] if len(shape) == _MATRIX and whole else 0
+    return Tensor(name, prod(shape), size, len(shape), dtype in _FLOATS, rows)
 
 
 def _header(file: Path) -> tuple[dict[str, Any], int]:

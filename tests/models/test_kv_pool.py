@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.base.text import MIB
+from launcher.models.description import describe
 from launcher.models.kv_pool import Pool, pool_of
-from launcher.models.layers import KvLayers, LayerKind, layers_of
+from launcher.models.layer_state import layers_of
+from launcher.models.layers import KvLayers, LayerKind
 
 KV_BYTES = 128 * MIB
 LLAMA = {
@@ -42,7 +44,7 @@ FULL = KvLayers(LayerKind.FULL, 2, heads=4, head_bytes=256)
 
 def pool(config: dict[str, Any], width: int = 4, **more: Any) -> Pool:
     settings = {"ranks": 1, "block_size": 128, "step_tokens": 2048} | more
-    return pool_of(layers_of(config, config, width), **settings)
+    return pool_of(layers_of(describe(config), width), **settings)
 
 
 @pytest.mark.parametrize(
@@ -173,3 +175,23 @@ def test_any_pool(made: tuple[tuple[KvLayers, ...], int, Pool], length: int, req
         # Every full layer has room for all tokens of all requests.
         full = [group for group in layers if group.kind is LayerKind.FULL]
         assert size >= requests * length * sum(its.count * its.token_bytes(ranks) for its in full)
+
+
+def test_chunked_layers_keep_a_chunk_and_a_step() -> None:
+    """ChunkedLocalAttentionSpec.max_admission_blocks_per_request"""
+    layers = (
+        KvLayers(LayerKind.FULL, 12, heads=8, head_bytes=512),
+        KvLayers(LayerKind.CHUNKED, 36, heads=8, head_bytes=512, window=8192),
+    )
+    found = pool_of(layers, ranks=1, block_size=128, step_tokens=2048)
+    assert found.blocks(131_072) == 1024 + 3 * 80
+    assert found.blocks(1024) == 8 + 3 * 8
+    whole = pool_of(layers, ranks=1, block_size=128, step_tokens=2048, hybrid=False)
+    assert whole.blocks(131_072) == 1024
+
+
+def test_states_of_a_request() -> None:
+    """MambaSpec.max_memory_usage_bytes: 1 without prefix caching, 2 with it, 3 of Mamba 2."""
+    for blocks in (1, 2, 3):
+        layers = (KvLayers(LayerKind.STATE, 4, state_bytes=1000, state_blocks=blocks),)
+        assert pool_of(layers, ranks=1, block_size=128, step_tokens=2048).blocks(9999) == blocks

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,7 @@ def test_bin_files_fall_back_to_sizes(tmp_path: Path) -> None:
     [
         ({"num_key_value_heads": None}, 2 * 32 * 32 * 128 * 2),
         ({"head_dim": 64}, 2 * 32 * 8 * 64 * 2),
-        ({"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * (512 + 64) * 2),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 32 * (512 + 64) * 2),
         ({"layer_types": ["full_attention", "linear_attention", "sliding_attention"]}, 2 * 2 * 8 * 128 * 2),
         ({"multi_query": True}, 2 * 32 * 1 * 128 * 2),
     ],
@@ -193,23 +194,10 @@ def cut_short(folder: Path) -> None:
         (with_index("{}"), "index.json is not an index of weight files"),
         (with_index("{"), "index.json is not an index of weight files"),
         (with_index('{"weight_map": {"w": "model-2.safetensors"}}'), "model-2.safetensors is missing, but"),
-        (
-            with_config(num_hidden_layers=10**30),
-            "num_hidden_layers of config.json is 1e.30, which is no size",
-        ),
-        (with_config(num_hidden_layers=10**6), "claims 1000000 layers"),
-        (with_config(hidden_size=float("nan"), head_dim=8), "hidden_size of config.json is nan"),
-        (with_config(hidden_size=-64, head_dim=8), "hidden_size of config.json is -64, which is no size"),
-        (with_config(quantization_config="awq"), r"config.json is not supported \(AttributeError"),
-        (
-            with_config(rope_scaling={"type": "linear", "factor": 1e308}),
-            r"config.json is not supported \(OverflowError",
-        ),
         (broken_json, "config.json"),
         (list_json, "not a JSON object"),
         (no_config, "no config.json"),
         (no_weights, r"no \*\.safetensors"),
-        (no_heads, "no num_hidden_layers"),
         (text_file, "not a safetensors file"),
         (list_header, "not a safetensors file"),
     ],
@@ -221,6 +209,32 @@ def test_broken_directories(spoil: Any, why: str, tmp_path: Path) -> None:
         read_profile(path)
     assert caught.value.message.startswith(f"cannot read model {path!r}: ")
     assert "config.json" in caught.value.remedy
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (
+            with_config(num_hidden_layers=10**30),
+            "num_hidden_layers of config.json is 1e.30, which is no size",
+        ),
+        (with_config(num_hidden_layers=10**6), "claims 1000000 layers"),
+        (with_config(hidden_size=float("nan"), head_dim=8), "hidden_size of config.json is nan"),
+        (with_config(hidden_size=-64, head_dim=8), "hidden_size of config.json is -64, which is no size"),
+        (
+            with_config(rope_scaling={"type": "linear", "factor": 1e308}),
+            r"config.json is not supported \(OverflowError",
+        ),
+        (no_heads, "no num_hidden_layers"),
+    ],
+)
+def test_sizes_that_cannot_be_read_leave_the_weights(spoil: Any, why: str, tmp_path: Path) -> None:
+    path = model(tmp_path)
+    spoil(tmp_path)
+    profile = read_profile(path)
+    assert profile.weights_bytes == 64
+    assert not profile.known
+    assert re.search(why, str(profile.unread))
 
 
 def test_paths_that_are_no_model(tmp_path: Path) -> None:
@@ -304,3 +318,86 @@ def test_a_config_without_end_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "config.json").rename(tmp_path / "models--org--m" / "refs" / "main")
     with pytest.raises(LauncherError, match="refs/main: main has more than 1 MiB"):
         read_profile("org/m")
+
+
+PARAMS = {
+    "dim": 4096, "n_layers": 36, "head_dim": 128, "hidden_dim": 14336, "n_heads": 32, "n_kv_heads": 8,
+    "vocab_size": 131072, "max_position_embeddings": 262144,
+}  # fmt: skip
+
+
+def mistral_model(folder: Path) -> str:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "params.json").write_text(json.dumps(PARAMS))
+    write_safetensors(folder / "consolidated.safetensors", **{"tok_embeddings.weight": ("BF16", [4, 8])})
+    return str(folder)
+
+
+def test_mistrals_own_format(tmp_path: Path) -> None:
+    profile = read_profile(mistral_model(tmp_path))
+    assert profile.kv_bytes_per_token == 36 * 2 * 8 * 128 * 2
+    assert profile.max_model_len == 262144
+    assert profile.weights_bytes == 64
+    assert profile.assumed == ()
+
+
+def test_mistrals_own_format_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    mistral_model(tmp_path / "models--org--name/snapshots/abc")
+    assert read_profile("org/name").known
+    (tmp_path / "models--org--name/refs").mkdir()
+    (tmp_path / "models--org--name/refs/main").write_text("abc")
+    assert read_profile("org/name").known
+
+
+def test_config_json_goes_before_params_json(tmp_path: Path) -> None:
+    mistral_model(tmp_path)
+    assert read_profile(model(tmp_path)).num_layers == 32
+
+
+def test_quantization_in_a_file_of_its_own(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    its = {
+        "producer": {"name": "modelopt"},
+        "quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"},
+    }
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(its))
+    profile = read_profile(path)
+    assert (profile.quantization, profile.kv_cache_dtype) == ("modelopt", "fp8")
+    (tmp_path / "hf_quant_config.json").write_text("{")
+    assert read_profile(path).quantization is None
+
+
+def test_lengths_beside_config_json(tmp_path: Path) -> None:
+    config = {
+        "model_type": "xlm-roberta", "hidden_size": 384, "num_attention_heads": 6, "num_hidden_layers": 2,
+        "max_position_embeddings": 514, "position_embedding_type": "absolute",
+    }  # fmt: skip
+    path = model(tmp_path, config)
+    (tmp_path / "tokenizer_config.json").write_text('{"model_max_length": 512}')
+    assert read_profile(path).max_model_len == 512
+    (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 256}')
+    assert read_profile(path).max_model_len == 256
+
+
+def test_of_an_omni_model_only_the_thinker_is_loaded(tmp_path: Path) -> None:
+    tensors = {
+        "thinker.model.w": ("BF16", [8]),
+        "talker.model.w": ("BF16", [800]),
+        "token2wav.w": ("F32", [800]),
+    }
+    assert read_profile(model(tmp_path, LLAMA, **tensors)).weights_bytes == 16
+
+
+def test_a_type_of_the_kv_cache_that_is_text(tmp_path: Path) -> None:
+    quantization = {"quant_method": "fp8", "kv_cache_scheme": "FP8", "config_groups": None}
+    profile = read_profile(model(tmp_path, {**LLAMA, "quantization_config": quantization}))
+    assert profile.known
+    assert profile.kv_cache_dtype == "auto"
+
+
+def test_a_config_json_nested_too_deeply(tmp_path: Path) -> None:
+    path = model(tmp_path)
+    (tmp_path / "config.json").write_text('{"a":' * 99_999)
+    with pytest.raises(LauncherError, match=r"config\.json"):
+        read_profile(path)

@@ -234,5 +234,6 @@ def test_an_encoder_needs_a_width(tmp_path: Path) -> None:
     assert read_profile(path).kv_bytes_per_token == 0
     assert read_profile(path).kv_source == "config.json: an encoder keeps no tokens"
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(LauncherError, match="no hidden_size"):
-        read_profile(path)
+    assert read_profile(path).hidden_size == 768, "of its class"
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "gte-new"}))
+    assert read_profile(path).unread == "config.json has no hidden_size"

@@ -6,14 +6,17 @@ from typing import Any
 
 import pytest
 
-from launcher.models.layers import KvLayers, LayerKind, first, layers_of
+from launcher.models.description import describe
+from launcher.models.layer_state import layers_of
+from launcher.models.layers import LayerKind, first
 
 BASE = {"num_hidden_layers": 4, "hidden_size": 256, "num_attention_heads": 4}
+LATENT = BASE | {"model_type": "deepseek_v2", "kv_lora_rank": 512}
 WINDOW = BASE | {"sliding_window": 128}
 
 
 def counts(config: dict[str, Any]) -> dict[str, int]:
-    return {its.kind.value: its.count for its in layers_of(config, config, 2)}
+    return {its.kind.value: its.count for its in layers_of(describe(config), 2)}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,7 @@ def counts(config: dict[str, Any]) -> dict[str, int]:
         (BASE | {"layer_types": ["sliding_attention", "full_attention"]}, {"full": 2}),
         (BASE | {"layer_types": ["chunked_attention", "full_attention"]}, {"full": 2}),
         (BASE | {"layer_types": ["linear_attention", "full_attention", "mlp"]}, {"full": 1, "state": 1}),
-        (BASE | {"layers_block_type": ["mamba", "hybrid"]}, {"full": 1, "state": 1}),
+        (BASE | {"layers_block_type": ["mamba", "hybrid"]}, {"full": 1, "state": 2}),
         (BASE | {"hybrid_override_pattern": "M-M*-"}, {"full": 1, "state": 2}),
         (BASE | {"attn_layer_period": 4, "attn_layer_offset": 1}, {"full": 1, "state": 3}),
         (BASE | {"model_type": "mamba2"}, {"state": 4}),
@@ -50,12 +53,16 @@ def test_kinds(config: dict[str, Any], expected: dict[str, int]) -> None:
         (BASE | {"multi_query_group_num": 1}, 1, 2 * 64 * 2),
         (BASE | {"multi_query": True, "num_kv_heads": 4}, 1, 2 * 64 * 2),
         (BASE | {"multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 2}, 2, 2 * 64 * 2),
-        (BASE | {"kv_lora_rank": 512, "qk_rope_head_dim": 64}, 1, 576 * 2),
-        (BASE | {"kv_lora_rank": 512}, 1, 512 * 2),
+        (LATENT | {"qk_rope_head_dim": 64}, 1, 576 * 2),
+        (LATENT | {"qk_rope_head_dim": None}, 1, 512 * 2),
+        # MiniCPM3: vLLM expands its latent to all heads
+        (LATENT | {"model_type": "minicpm3", "qk_rope_head_dim": 32, "qk_nope_head_dim": 64}, 4, 2 * 96 * 2),
+        (BASE | {"attention_head_dim": 128}, 4, 2 * 128 * 2),
     ],
 )
 def test_heads(config: dict[str, Any], heads: int, head_bytes: int) -> None:
-    assert layers_of(config, config, 2) == (KvLayers(LayerKind.FULL, 4, heads, head_bytes),)
+    (found,) = layers_of(describe(config), 2)
+    assert (found.kind, found.count, found.heads, found.head_bytes) == (LayerKind.FULL, 4, heads, head_bytes)
 
 
 def test_gemma_4_has_wider_full_layers() -> None:
@@ -63,7 +70,7 @@ def test_gemma_4_has_wider_full_layers() -> None:
         "layer_types": ["sliding_attention", "full_attention"], "num_key_value_heads": 4,
         "global_head_dim": 512, "num_global_key_value_heads": 2,
     }  # fmt: skip
-    full, sliding = layers_of(config, config, 2)
+    full, sliding = layers_of(describe(config), 2)
     assert (full.heads, full.head_bytes) == (2, 2 * 512 * 2)
     assert (sliding.heads, sliding.head_bytes, sliding.window) == (4, 2 * 64 * 2, 128)
 
@@ -93,7 +100,8 @@ def test_gemma_4_has_wider_full_layers() -> None:
 )  # fmt: skip
 def test_states(config: dict[str, Any], state_bytes: int) -> None:
     both = {"num_hidden_layers": 2, "hidden_size": 256, "layer_types": ["mamba", "mamba"]} | config
-    assert layers_of(both, both, 2) == (KvLayers(LayerKind.STATE, 2, state_bytes=state_bytes),)
+    (found,) = layers_of(describe(both), 2)
+    assert (found.kind, found.count, found.state_bytes) == (LayerKind.STATE, 2, state_bytes)
 
 
 @pytest.mark.parametrize(
@@ -110,10 +118,67 @@ def test_states(config: dict[str, Any], state_bytes: int) -> None:
 )
 def test_what_is_missing_is_named(config: dict[str, Any], missing: str) -> None:
     with pytest.raises(ValueError, match=missing):
-        layers_of(config, config, 2)
+        layers_of(describe(config), 2)
 
 
 def test_minus_one_says_none() -> None:
     assert first({"sliding_window": -1}, "sliding_window") is None
     assert first({"n_head": -1, "num_heads": 3}, "n_head", "num_heads") == 3
     assert counts(BASE | {"sliding_window": -1}) == {"full": 4}
+
+
+@pytest.mark.parametrize(
+    ("config", "blocks"),
+    [
+        ({"model_type": "mamba2"}, 1),
+        ({"model_type": "falcon_h1"}, 3),
+        ({"model_type": "granitemoehybrid", "layer_types": ["mamba"] * 4}, 3),
+        ({"model_type": "qwen3_next"}, 2),
+        ({"model_type": "lfm2", "full_attn_idxs": [1]}, 2),
+    ],
+)
+def test_states_that_a_request_holds(config: dict[str, Any], blocks: int) -> None:
+    (*_, state) = layers_of(describe(BASE | config), 2)
+    assert state.kind is LayerKind.STATE
+    assert state.state_blocks == blocks
+    assert state.state_bytes > 0
+
+
+def test_the_last_layers_use_the_cache_of_others() -> None:
+    shared = {"model_type": "gemma4_text", "num_hidden_layers": 12, "num_kv_shared_layers": 6}
+    full, sliding = layers_of(describe(BASE | shared), 2)
+    assert (full.count, sliding.count) == (1, 5)
+
+
+def test_per_layer_configurations() -> None:
+    own = {"05": {"head_dim": 512, "num_key_value_heads": 2}}
+    config = BASE | {
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 6,
+        "head_dim": 256,
+        "per_layer_config": own,
+    }
+    full, sliding = layers_of(describe(config), 2)
+    assert (full.heads, full.head_size) == (2, 512)
+    assert (sliding.heads, sliding.head_size) == (4, 256)
+
+
+def test_heads_of_pruned_layers() -> None:
+    blocks = [{"attention": {"n_heads_in_group": group}} for group in (1, 4, 2, 4)]
+    found = layers_of(describe(BASE | {"block_configs": blocks, "num_key_value_heads": None}), 2)
+    assert {its.heads: its.count for its in found} == {4: 1, 1: 2, 2: 1}
+
+
+def test_sliding_layers_with_heads_of_their_own() -> None:
+    config = WINDOW | {
+        "hybrid_layer_pattern": [0, 1, 1, 1], "num_key_value_heads": 2, "head_dim": 192, "v_head_dim": 128,
+        "swa_num_key_value_heads": 4, "swa_head_dim": 192, "swa_v_head_dim": 128,
+    }  # fmt: skip
+    full, sliding = layers_of(describe(config), 2)
+    assert (full.heads, full.head_bytes) == (2, 320 * 2)
+    assert (sliding.heads, sliding.head_bytes) == (4, 320 * 2)
+
+
+def test_chunked_layers() -> None:
+    full, chunked = layers_of(describe(BASE | {"model_type": "llama4_text"}), 2)
+    assert (full.count, chunked.count, chunked.kind, chunked.window) == (1, 3, LayerKind.CHUNKED, 8192)
