@@ -87,7 +87,7 @@ class VllmEngine:
         return (*self.stack.command, *serve, path)
 
     def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
-        model, ranks = slot.model, slot.model.tensor_parallel_size
+        model, its, ranks = slot.model, slot.effective, slot.model.tensor_parallel_size
         takes_kv_bytes = KV_SPACE not in self.user_env and self.stack.has(KV_CACHE_BYTES_SINCE)
         shutdown_s = max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
         options: list[tuple[str, ...]] = [
@@ -96,7 +96,7 @@ class VllmEngine:
             ("--dtype", model.dtype),
         ]
         for flag, value in (
-            ("--max-model-len", model.max_model_len),
+            ("--max-model-len", its.max_model_len if its.assumes_length else model.max_model_len),
             ("--max-num-seqs", model.max_num_seqs),
             ("--max-num-batched-tokens", model.max_num_batched_tokens),
             ("--block-size", model.block_size),

@@ -83,6 +83,8 @@ class Demand:
     given_bytes: int | None
     """The explicit kv_cache; None for "auto"."""
     known: bool
+    unknown_why: str = ""
+    """The reason why the figures are not known."""
     step_bytes: int = KV_STEP_BYTES
     """An automatic KV cache is a multiple of this."""
     sources: tuple[tuple[str, str], ...] = ()
@@ -123,6 +125,7 @@ def demand_of(
         cap_bytes=max(cap, step),
         given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
         known=profile.known,
+        unknown_why=profile.unread or "its files are not on this machine",
         step_bytes=step,
         sources=(
             ("weights", profile.weights_source + (f", over {ranks} ranks" if ranks > 1 else "")),
@@ -330,16 +333,20 @@ def _page_cache(node: int, demands: Sequence[Demand]) -> int:
 def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[int]) -> list[Finding]:
     """Findings for what cannot be planned: models without local files, nodes with unknown memory."""
     auto = any(demand.given_bytes is None for demand in demands)
-    unknown = {
-        f"model {d.slot.model.path!r}": "its files are not on this machine" for d in demands if not d.known
-    }
+    read = {d.slot.model.path for d in demands if d.weights_bytes}
+    unknown = {f"model {d.slot.model.path!r}": d.unknown_why for d in demands if not d.known}
     unknown |= {
         f"node {node}": "its meminfo could not be read"
         for node in nodes
         if not topology.node(node).memory_known
     }
     if auto:
-        remedy = 'set memory.kv_cache to a size such as "4GiB", or download the model first'
+        remedy = 'set memory.kv_cache to a size such as "4GiB"'
+        remedy += (
+            ""
+            if all(d.known or d.slot.model.path in read for d in demands)
+            else ", or download the model first"
+        )
         return [
             violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", remedy)
             for what, why in unknown.items()

@@ -9,6 +9,7 @@ from typing import Final, Literal
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model, Strategy
 from launcher.machine.topology import Topology
+from launcher.models.layers import KvLayers
 from launcher.models.profile import UNKNOWN, ModelProfile
 
 DEFAULT_MAX_MODEL_LEN: Final = 2048
@@ -65,6 +66,8 @@ class EffectiveConfig:
     """No compilation, so no frozen weights."""
     hybrid: bool
     """Sliding layers keep their window only."""
+    assumes_length: bool = False
+    """`max_model_len` is the plan's assumption, which the engine is told: it could derive another."""
 
     @property
     def planned_len(self) -> int:
@@ -153,6 +156,27 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelNeeds:
+    """The reading of one model's files, and the memory of one request of full length."""
+
+    name: str
+    heads: int | None
+    latent: bool
+    quantization: str | None
+    max_model_len: int
+    kv_bytes_per_token: int
+    """Of all ranks, in the type of the KV cache; sliding layers too."""
+    state_bytes: int
+    """Recurrent states of one request."""
+    request_bytes: int
+    """KV cache that one request of `max_model_len` holds at most, over all ranks."""
+    weights_bytes: int
+    layers: tuple[KvLayers, ...]
+    sources: tuple[str, ...]
+    """config, defaults, headers, assumed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """What runs where. Nothing starts while `violations` is not empty."""
 
@@ -166,6 +190,8 @@ class Plan:
     findings: tuple[Finding, ...]
     models: tuple[EffectiveConfig, ...] = ()
     """Of each `[[models]]` entry, in the order of the file; also of those without slots."""
+    needs: tuple[ModelNeeds, ...] = ()
+    """Of each model whose files are here and can be read."""
 
     @property
     def violations(self) -> tuple[Finding, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Final
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import counted, format_size, table
 from launcher.machine.topology import Topology
+from launcher.plan.needs import needs_json, needs_text
 from launcher.plan.plan import EffectiveConfig, Finding, LedgerRow, Plan, Slot
 
 _WIDTH: Final = 116
@@ -45,6 +46,11 @@ def plan_json(plan: Plan, extra: Mapping[int, Mapping[str, Any]] | None = None) 
         "usable": plan.usable.format(),
         "warnings": [_finding_json(finding) for finding in plan.warnings],
         "violations": [_finding_json(finding) for finding in plan.violations],
+        "findings": [
+            {"severity": finding.severity} | _finding_json(finding)
+            for finding in (*plan.violations, *plan.warnings)
+        ],
+        "models": [needs_json(its) for its in plan.needs],
         "ledger": [_row_json(row) for row in plan.ledger],
         "start_order": [list(group) for group in plan.start_order],
     }
@@ -85,6 +91,8 @@ def to_text(plan: Plan, topology: Topology) -> str:
     lines += ["", f"reserved for proxy and OS: {plan.reserved or 'none'}", ""]
     head = ["node", "memory", "reserve", "cache", "weights", "peak", "overhead", "KV", "left", "slots"]
     lines += table([head, *(_ledger_row(row) for row in plan.ledger)])
+    for its in plan.needs:
+        lines += ["", *needs_text(its)]
     lines += sources_text(plan)
     if len(plan.start_order) > 1:
         order = ", then ".join(",".join(map(str, group)) for group in plan.start_order)

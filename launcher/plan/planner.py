@@ -13,6 +13,7 @@ from launcher.config.schema import Config, EngineKind, Strategy
 from launcher.machine.topology import Core, NumaNode, Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.memory import fill_memory
+from launcher.plan.needs import needs_of
 from launcher.plan.plan import (
     NO_FACTS,
     EffectiveConfig,
@@ -115,7 +116,7 @@ def make_plan(
     plan = Plan(
         strategy=config.layout.strategy, slots=slots, reserved=reserved_cpus,
         usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
-        models=models,
+        models=models, needs=needs_of(models, profiles),
     )  # fmt: skip
     return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
 

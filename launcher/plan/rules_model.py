@@ -7,12 +7,14 @@ from typing import Final
 
 from launcher.base.text import GIB, format_size
 from launcher.config.schema import Model
+from launcher.models.description import versions
 from launcher.models.layers import LayerKind
 from launcher.models.profile import UNKNOWN
 from launcher.plan.plan import Finding, Rule, Subject, violation, warning
 from launcher.plan.serving import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES, kinds_of
 
 _BLOCK_STEP: Final = 32
+_LENGTH: Final = "max_position_embeddings"
 # What vLLM's CPU backend runs everywhere, and with AMX (vllm/model_executor/kernels/linear/scaled_mm/cpu.py, 0.32).
 _CPU_QUANTIZATIONS: Final = frozenset({"awq", "gptq", "compressed-tensors"})
 _AMX_QUANTIZATIONS: Final = frozenset({"fp8"})
@@ -20,6 +22,7 @@ _AMX_QUANTIZATIONS: Final = frozenset({"fp8"})
 _HEAD_SIZES: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512})
 # The only latent width that the kernel without AMX supports (v1/attention/backends/mla/cpu_mla.py).
 _LATENT: Final = 576
+_COMPRESSED: Final = "DeepseekV4"
 
 
 def block_size(subject: Subject) -> Iterator[Finding]:
@@ -40,6 +43,8 @@ def latent_attention(subject: Subject) -> Iterator[Finding]:
     if "amx_tile" in subject.topology.cpu.flags:
         return
     for model, profile in subject.models():
+        if (profile.architecture or "").startswith(_COMPRESSED):
+            continue  # its latent has a kernel and blocks of its own
         latent = sum(its.head_bytes for its in profile.layers[:1]) // profile.kv_element_bytes
         if profile.mla and latent and latent != _LATENT:
             yield violation(
@@ -61,16 +66,74 @@ def head_size(subject: Subject) -> Iterator[Finding]:
     """The CPU attention is compiled for these head sizes."""
     for model, profile in subject.models():
         sizes = {
-            its.head_bytes // (2 * profile.kv_element_bytes)
+            its.head_size or its.head_bytes // (2 * profile.kv_element_bytes)
             for its in profile.layers
             if its.kind is not LayerKind.STATE and not profile.mla
         }
         for size in sorted(sizes - _HEAD_SIZES):
+            if "head_dim" in profile.assumed:
+                yield _assumed_head(model.name, size)
+                continue
             yield violation(
                 "head-size",
                 f"cannot run {model.name!r} on CPU: its attention heads have {size} elements, but vLLM's kernels support "
                 f"{', '.join(map(str, sorted(_HEAD_SIZES)))}",
                 "use another model",
+            )
+
+
+def _assumed_head(name: str, size: int) -> Finding:
+    return warning(
+        "head-size",
+        f"the attention heads of {name!r} may have {size} elements, which vLLM's CPU kernels do not support: its "
+        "config.json has no head_dim, and hidden_size / num_attention_heads is a guess",
+        "check the first start; vLLM ends with an error if the size is right",
+    )
+
+
+def assumed_sizes(subject: Subject) -> Iterator[Finding]:
+    """Sizes that neither config.json, its class nor the weights give."""
+    for model, profile in subject.models():
+        missing = [key for key in profile.assumed if key != _LENGTH or model.assumes_length]
+        if missing:
+            length = (
+                f"; vLLM is started with --max-model-len {model.planned_len}" if _LENGTH in missing else ""
+            )
+            yield warning(
+                "assumed-size",
+                f"config.json of {model.name!r} has no {', '.join(missing)}, and its class is not known: the plan assumes "
+                f"the usual{length}",
+                "set max_model_len and memory.kv_cache, or add the keys to config.json",
+            )
+
+
+def stale_defaults(subject: Subject) -> Iterator[Finding]:
+    """Defaults of configuration classes change with vLLM and transformers."""
+    ours, theirs = versions().vllm, subject.facts.vllm
+    if theirs is None or _release(theirs) == _release(ours):
+        return
+    for model, profile in subject.models():
+        if "defaults" in profile.sources:
+            yield warning(
+                "class-defaults",
+                f"config.json of {model.name!r} leaves sizes to its class: the plan takes those of vLLM {ours}, but this is "
+                f"{theirs}",
+                "check the KV cache size in the first start's log, or set max_model_len and memory.kv_cache",
+            )
+
+
+def _release(version: str) -> list[str]:
+    return version.split(".")[:2]
+
+
+def cpu_backend(subject: Subject) -> Iterator[Finding]:
+    """Models that vLLM 0.32's CPU backend has no kernels for (models/cpu_backend.py)."""
+    for model, profile in subject.models():
+        if profile.cpu_gap:
+            yield warning(
+                "cpu-backend",
+                f"vLLM 0.32 cannot build {model.name!r} on CPU: it has {profile.cpu_gap}",
+                "use another model, or a vLLM whose CPU backend supports it",
             )
 
 
@@ -93,7 +156,13 @@ def tensor_parallel(subject: Subject) -> Iterator[Finding]:
         if ranks == 1 or heads is None or kv_heads is None:
             continue
         uneven_kv = kv_heads % ranks and ranks % kv_heads
-        if heads % ranks or uneven_kv:
+        if uneven_kv and not heads % ranks and "num_key_value_heads" in profile.assumed:
+            yield warning(
+                "tensor-parallel-heads",
+                f"{model.name!r} may not split over {ranks} ranks: its config.json has no num_key_value_heads",
+                "set tensor_parallel_size to 1, or check the first start",
+            )
+        elif heads % ranks or uneven_kv:
             what = f"{kv_heads} KV heads" if not heads % ranks else f"{heads} attention heads"
             yield violation(
                 "tensor-parallel-heads",
@@ -199,7 +268,7 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
 
 MODEL_RULES: Final[tuple[Rule, ...]] = (
     block_size, latent_attention, head_size, float16_on_zen, tensor_parallel, context_length, quantization,
-    kv_cache_type, kv_whole_gib, sliding_window, unknown_state,
+    kv_cache_type, kv_whole_gib, sliding_window, unknown_state, assumed_sizes, stale_defaults, cpu_backend,
 )  # fmt: skip
 
 

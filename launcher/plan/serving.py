@@ -52,6 +52,7 @@ def effective_config(
     args = _arguments(config)
     seqs = _count(args, "--max-num-seqs") or model.max_num_seqs
     length = _context(args, model, profile)
+    assumes = length is None and profile.known and config.engine.kind is EngineKind.VLLM
     asked_step = _count(args, "--max-num-batched-tokens", suffixes=True) or model.max_num_batched_tokens
     ranks = _count(args, "--tensor-parallel-size") or model.tensor_parallel_size
     planned = length or DEFAULT_MAX_MODEL_LEN
@@ -71,7 +72,7 @@ def effective_config(
         if has_flag(args, "--quantization")
         else model.quantization,
         tensor_parallel_size=ranks,
-        max_model_len=length,
+        max_model_len=planned if assumes else length,
         max_num_seqs=seqs,
         max_num_batched_tokens=asked_step,
         step_tokens=step or min(default_step, seqs * planned),
@@ -82,6 +83,7 @@ def effective_config(
         kv_source=source,
         eager=has_flag(args, "--enforce-eager"),
         hybrid=not has_flag(args, "--disable-hybrid-kv-cache-manager"),
+        assumes_length=assumes,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -90,6 +91,17 @@ def test_documented_options_become_flags(make_slot: MakeSlot) -> None:
         assert flag in argv
     assert launch.env["VLLM_CPU_OMP_THREADS_BIND"] == "0-1|2"
     assert launch.env["VLLM_ZENTORCH_WEIGHT_PREPACK"] == "0"
+
+
+def test_a_length_that_the_plan_assumes_is_told(make_slot: MakeSlot) -> None:
+    slot = make_slot()
+    assert "--max-model-len" not in engine().launch(slot, 1).argv, "its own"
+    assumed = replace(slot, effective=replace(slot.effective, max_model_len=2048, assumes_length=True))
+    argv = engine().launch(assumed, 1).argv
+    assert argv[argv.index("--max-model-len") + 1] == "2048"
+    other = engine(args=("--max-model-len", "1k")).launch(assumed, 1).argv
+    assert other[other.index("--max-model-len") + 1] == "1k"
+    assert other.count("--max-model-len") == 1
 
 
 @pytest.mark.parametrize("args", [("--dtype", "float32"), ("--dtype=float32",)])

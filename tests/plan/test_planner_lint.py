@@ -91,6 +91,10 @@ def findings(
         {"weight_prepack": False, "profile": TIED, "env": {PREPACK: "1"}},
         {"profile": TIED, "env": {PREPACK: "no number"}},
         {"profile": TIED, "facts": replace(GOOD, weight_prepack="1")},
+        {"profile": replace(PROFILE, sources=("config", "defaults"))},
+        {"profile": replace(PROFILE, sources=("config",)), "facts": replace(GOOD, vllm="0.33.1")},
+        {"profile": replace(PROFILE, assumed=("max_position_embeddings",)), "max_model_len": 2048},
+        {"profile": replace(LATENT, architecture="DeepseekV4ForCausalLM", layers=(FULL,))},
     ],
     ids=lambda case: ",".join(case) or "defaults",
 )
@@ -115,6 +119,20 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
                 )
             },
             ("violation", "head-size"),
+        ),
+        ({"profile": replace(LATENT, architecture="DeepseekV3ForCausalLM")}, ("warning", "latent-reference")),
+        ({"profile": replace(PROFILE, cpu_gap="sparse attention")}, ("warning", "cpu-backend")),
+        (
+            {
+                "profile": replace(PROFILE, sources=("config", "defaults")),
+                "facts": replace(GOOD, vllm="0.33.1"),
+            },
+            ("warning", "class-defaults"),
+        ),
+        ({"profile": replace(PROFILE, assumed=("num_key_value_heads",))}, ("warning", "assumed-size")),
+        (
+            {"profile": replace(PROFILE, assumed=("max_position_embeddings",), max_model_len=None)},
+            ("warning", "assumed-size"),
         ),
         ({"dtype": "float16"}, ("violation", "float16-on-zen")),
         ({"tensor_parallel_size": 5}, ("violation", "tensor-parallel-heads")),
@@ -244,3 +262,16 @@ def test_a_commands_arguments_are_judged(
         Machine(cores=8).topology(), Config(models=(Model(name="m", path="/m"),), engine=engine), {}
     )
     assert [finding.code for finding in plan.findings] == codes
+
+
+def test_a_guess_is_never_a_violation() -> None:
+    odd = (KvLayers(LayerKind.FULL, 2, heads=4, head_bytes=2 * 168 * 2, head_size=168),)
+    guessed = replace(PROFILE, layers=odd, assumed=("num_key_value_heads", "head_dim"))
+    assert findings(profile=guessed, tensor_parallel_size=6) == [
+        ("warning", "ranks-share-node"),
+        ("warning", "head-size"),
+        ("warning", "tensor-parallel-heads"),
+        ("warning", "assumed-size"),
+    ]
+    known = replace(PROFILE, layers=odd)
+    assert ("violation", "head-size") in findings(profile=known)

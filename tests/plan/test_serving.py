@@ -342,7 +342,7 @@ def test_more_requests_never_get_less(profile: ModelProfile, gib: int, seqs: int
         (("--max-model-len", "2k"), 1000, EngineKind.VLLM, 4096, 2000),
         (("--max-model-len=auto",), 1000, EngineKind.VLLM, 4096, 4096),
         (("--max-model-len", "2k"), 1000, EngineKind.COMMAND, None, 1000),  # the arguments of another engine
-        ((), None, EngineKind.VLLM, None, None),
+        ((), None, EngineKind.VLLM, None, 2048),
         ((), None, EngineKind.COMMAND, None, None),
     ],
 )
