@@ -33,6 +33,8 @@ KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
 # sun_path of unix(7), less its closing zero, a slash and a uuid.
 RPC_PATH_BYTES: Final = 107 - 1 - 36
+# A comma-separated list of numbers; ranges are not read.
+MEMORY_NODES: Final = "CPU_VISIBLE_MEMORY_NODES"
 # Part of supervision.stop_timeout_s that vLLM may use for requests after SIGTERM;
 # in the rest its processes exit before SIGKILL.
 SHUTDOWN_SHARE: Final = 0.5
@@ -128,6 +130,10 @@ class VllmEngine:
             # Logs crashes in native code: vLLM often sees no exit code of its dead worker.
             "PYTHONFAULTHANDLER": "1",
         }
+        if slot.placement.remote:
+            # Without it a worker on a node that it may not take memory of binds to the lowest allowed node, whatever
+            # numactl says (vllm/v1/worker/cpu_worker.py, utils/cpu_resource_utils.py, 0.32).
+            env[MEMORY_NODES] = ",".join(map(str, slot.placement.membind))
         if not has_flag(self.args, "--enforce-eager"):
             env["TORCHINDUCTOR_FREEZING"] = "1"
             # Freezing and AOT compilation exclude each other: "expected OutputCode, got <class 'function'>"

@@ -31,6 +31,8 @@ class Placement:
     """Memory nodes; empty without NUMA."""
     omp_cpus: tuple[CpuSet, ...]
     """One list per tensor-parallel rank; together a subset of `cpus`."""
+    remote: bool = False
+    """Some of `cpus` are on a node whose memory cannot be used: the engine must be told `membind`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -10,7 +11,7 @@ import msgspec
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, EngineKind, Strategy
-from launcher.machine.topology import Core, NumaNode, Topology
+from launcher.machine.topology import Core, Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.memory import fill_memory
 from launcher.plan.needs import needs_of
@@ -32,7 +33,16 @@ from launcher.plan.rules_model import MODEL_RULES, ZENTORCH_RULES
 from launcher.plan.rules_placement import BINDING_RULES, PLACEMENT_RULES
 from launcher.plan.serving import effective_config
 from launcher.plan.strategies import Cut, CutError, cutter, runs
-from launcher.plan.zones import Zone, parts_of, quota_cpus, reserve, usable_cores, within_quota, zones_of
+from launcher.plan.zones import (
+    Part,
+    Zone,
+    parts_of,
+    quota_cpus,
+    reserve,
+    usable_cores,
+    within_quota,
+    zones_of,
+)
 
 # --- Checks a plan against the engine's actual behaviour: a table of small rules. ---
 #
@@ -100,9 +110,10 @@ def make_plan(
     if not parts:
         findings.append(_no_cpus(topology))
     zones = zones_of(parts, config.models, config.layout, topology, findings)
+    targets = memory_nodes(topology, (part for zone in zones for part in zone.parts))
     placed: list[tuple[int, Placement]] = []
     for zone in zones:
-        placed.extend(_place(zone, topology, config, models, findings))
+        placed.extend(_place(zone, topology, config, models, findings, targets=targets))
     placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
     slots = tuple(
         Slot(i, config.models[model], models[model], placement, kv_cache_bytes=None)
@@ -171,7 +182,13 @@ _MEMORY_NOT_PLANNED: Final = warning(
 
 
 def _place(
-    zone: Zone, topology: Topology, config: Config, models: Sequence[EffectiveConfig], findings: list[Finding]
+    zone: Zone,
+    topology: Topology,
+    config: Config,
+    models: Sequence[EffectiveConfig],
+    findings: list[Finding],
+    *,
+    targets: Mapping[int, int | None],
 ) -> list[tuple[int, Placement]]:
     cut = _cut(zone, topology, config.layout.strategy, findings)
     placements: list[tuple[int, Placement]] = []
@@ -180,7 +197,7 @@ def _place(
         if omp is None:
             findings.append(_too_many_ranks(models[model], cores))
             omp = (_cpus(cores, use_smt=config.layout.use_smt),)
-        node = cores[0].node
+        node, nodes = cores[0].node, {core.node for core in cores if core.node is not None}
         placements.append(
             (
                 model,
@@ -188,8 +205,9 @@ def _place(
                     socket=cores[0].key.socket,
                     node=node if topology.has_numa else None,
                     cpus=_cpus(cores, use_smt=config.layout.use_smt),
-                    membind=_membind({core.node for core in cores}, topology, findings),
+                    membind=_membind(nodes, topology, targets, findings),
                     omp_cpus=omp,
+                    remote=topology.has_numa and any(targets[its] != its for its in nodes),
                 ),
             )
         )
@@ -238,13 +256,15 @@ def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[Cpu
     return tuple(_cpus(its, use_smt=use_smt) for its in runs(workers, ranks))
 
 
-def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]) -> CpuSet:
-    """The memory nodes for cores of `nodes`: each node itself, or the nearest one with usable memory."""
+def _membind(
+    nodes: set[int], topology: Topology, targets: Mapping[int, int | None], findings: list[Finding]
+) -> CpuSet:
+    """The memory nodes for cores of `nodes`: each node itself, or the one that `memory_nodes` found."""
     if not topology.has_numa:
         return CpuSet()
     bound: set[int] = set()
-    for node in sorted(node for node in nodes if node is not None):
-        target = nearest_memory(topology, node)
+    for node in sorted(nodes):
+        target = targets[node]
         if target is None:
             finding = violation(
                 "no-memory-node",
@@ -256,7 +276,8 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
             finding = warning(
                 "remote-memory",
                 f"node {node} has no usable memory: its instances are bound to node {target}, the nearest node with "
-                "memory; vLLM's worker itself falls back to the lowest allowed node",
+                "memory. Before it takes an explicit KV cache vLLM 0.32 looks at the free memory of the cpus' own node, "
+                "and may refuse to start",
                 f"exclude node {node} with models.nodes, or add memory to it",
             )
         else:
@@ -268,18 +289,34 @@ def _membind(nodes: set[int | None], topology: Topology, findings: list[Finding]
     return CpuSet(bound)
 
 
-def nearest_memory(topology: Topology, node_id: int) -> int | None:
-    """The node itself if it has usable memory, else the nearest node that has (ties: lowest id)."""
+def memory_nodes(topology: Topology, parts: Iterable[Part]) -> dict[int, int | None]:
+    """The node whose memory the instances on each node use; None where no node's can be used.
 
-    def usable(node: NumaNode) -> bool:
-        return node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known)
-
-    own = topology.node(node_id)
-    if usable(own):
-        return node_id
-    far = max(own.distances.values(), default=0) + 1
-    candidates = [(own.distances.get(node.id, far), node.id) for node in topology.numa_nodes if usable(node)]
-    return min(candidates)[1] if candidates else None
+    1. The node itself, if it has memory that this process may use.
+    2. Else the nearest node that has; of equally near ones that with the most memory for each core that uses it, then
+       the lowest."""
+    cores: dict[int, int] = defaultdict(int)
+    for part in parts:
+        cores[part.node] += len(part.cores)
+    usable = {
+        node.id: node.memory_bytes
+        for node in topology.numa_nodes
+        if node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known)
+    }
+    found: dict[int, int | None] = {node: node for node in cores if node in usable}
+    served = {node: cores.get(node, 0) for node in usable}
+    for node in sorted(cores.keys() - found):
+        distances = topology.node(node).distances
+        far = max(distances.values(), default=0) + 1
+        order = [
+            (distances.get(each, far), -memory / (served[each] + cores[node]), each)
+            for each, memory in usable.items()
+        ]
+        target = min(order)[2] if order else None
+        found[node] = target
+        if target is not None:
+            served[target] += cores[node]
+    return found
 
 
 def _cpus(cores: Sequence[Core], *, use_smt: bool) -> CpuSet:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from launcher.base.address import UnixAddress
+from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.engines.numactl import Binding, MemPolicy
@@ -202,3 +203,14 @@ def test_refused_arguments_say_why(make_slot: MakeSlot, args: tuple[str, ...], s
     with pytest.raises(LauncherError, match=said) as refused:
         engine(args=args).launch(make_slot(), 1)
     assert refused.value.remedy
+
+
+def test_an_instance_without_memory_of_its_own_node_is_told_where_to_bind(
+    make_slot: Callable[..., Slot],
+) -> None:
+    slot = make_slot(nodes="2")
+    assert "CPU_VISIBLE_MEMORY_NODES" not in engine().launch(slot, 1).env
+    remote = replace(slot, placement=replace(slot.placement, remote=True))
+    assert engine().launch(remote, 1).env["CPU_VISIBLE_MEMORY_NODES"] == "2"
+    both = replace(slot, placement=replace(slot.placement, remote=True, membind=CpuSet.parse("0-2")))
+    assert engine().launch(both, 1).env["CPU_VISIBLE_MEMORY_NODES"] == "0,1,2"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+import msgspec
 import pytest
 from support.synthetic import Machine
 
@@ -13,6 +14,7 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model, Strategy
+from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import Plan
 from launcher.plan.planner import make_plan
@@ -249,11 +251,54 @@ def test_a_node_without_memory_binds_to_the_nearest() -> None:
     assert [row.slots for row in plan.ledger] == [(0, 1), (2,), (3,)]
 
 
+def flat(topology: Topology) -> Topology:
+    """All nodes are equally far from each other."""
+    return replace(
+        topology,
+        numa_nodes=tuple(
+            replace(node, distances={to: 10 if to == node.id else 12 for to in node.distances})
+            for node in topology.numa_nodes
+        ),
+    )
+
+
+def test_of_equally_near_nodes_that_with_the_most_room_is_bound() -> None:
+    config = Config(models=(Model(name="m", path="/m"),), layout=Layout(reserve_cores=0))
+    half = flat(Machine(nodes=4, cores=6, memoryless=frozenset({0, 3})).topology())
+    plan = make_plan(half, config, {"m": PROFILE})
+    assert [slot.placement.membind.format() for slot in plan.slots] == ["1", "1", "2", "2"]
+    assert [slot.placement.remote for slot in plan.slots] == [True, False, False, True]
+    assert [row.slots for row in plan.ledger] == [(0, 1), (2, 3)]
+    larger = [
+        replace(node, memory_bytes=node.memory_bytes * 4) if node.id == 2 else node
+        for node in half.numa_nodes
+    ]
+    roomy = make_plan(replace(half, numa_nodes=tuple(larger)), config, {"m": PROFILE})
+    assert [slot.placement.membind.format() for slot in roomy.slots] == ["2", "1", "2", "2"]
+    only = msgspec.structs.replace(config, models=(Model(name="m", path="/m", nodes=(0, 3)),))
+    assert [slot.placement.membind.format() for slot in make_plan(half, only, {"m": PROFILE}).slots] == [
+        "1",
+        "2",
+    ]
+
+
+def test_ranks_beside_a_node_without_memory_are_charged_where_the_engine_binds_them() -> None:
+    model = Model(name="m", path="/m", tensor_parallel_size=2)
+    machine = Machine(sockets=2, nodes=2, cores=4, memoryless=frozenset({1, 3}))
+    plan = plan_for(machine, model, span_nodes=True, instances_per_socket=1, strategy=Strategy.CONTIGUOUS)
+    assert [(slot.placement.membind.format(), slot.placement.remote) for slot in plan.slots] == [
+        ("0", True),
+        ("2", True),
+    ]
+    assert [(row.node, row.slots) for row in plan.ledger] == [(0, (0,)), (2, (1,))]
+
+
 def test_memory_nodes_outside_the_cpuset_are_not_bound() -> None:
     topology = replace(Machine(nodes=2, cores=4).topology(), allowed_nodes=CpuSet([1]))
     config = Config(models=(Model(name="m", path="/m"),))
     plan = make_plan(topology, config, {"m": PROFILE})
     assert [slot.placement.membind.format() for slot in plan.slots] == ["1", "1"]
+    assert [slot.placement.remote for slot in plan.slots] == [True, False]
     none = make_plan(replace(topology, allowed_nodes=CpuSet()), config, {"m": PROFILE})
     assert "no-memory-node" in [finding.code for finding in none.violations]
 
