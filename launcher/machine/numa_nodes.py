@@ -9,11 +9,13 @@ from dataclasses import replace
 from typing import Final
 
 from launcher.base.cpuset import CpuSet
-from launcher.base.text import KIB
+from launcher.base.text import KIB, format_size
 from launcher.machine.kernel_files import CPU_FOLDER, NODE_FOLDER, Root, decimal
 from launcher.machine.topology import NumaNode
 
 _NVIDIA: Final = "proc/driver/nvidia/gpus"
+_MEMINFO: Final = "proc/meminfo"
+_SAME_MEMORY: Final = 0.1
 _POOL: Final = re.compile(r"hugepages-(?P<kib>[0-9]{1,12})kB")
 
 
@@ -94,7 +96,7 @@ def read_nodes(
     for node, its in sorted(node_cpus.items()):
         memory = _meminfo(files, f"{NODE_FOLDER}/node{node}/meminfo", words=2)
         if memory is None and len(node_cpus) == 1:
-            memory = _meminfo(files, "proc/meminfo", words=0)
+            memory = _meminfo(files, _MEMINFO, words=0)
         if memory is None:
             unknown.append(node)
         nodes.append(
@@ -147,6 +149,24 @@ def _meminfo(files: Root, path: str, *, words: int) -> tuple[int, int] | None:
         raise files.broken(path, "there is no MemTotal")
     parts = ("MemFree", "Active(file)", "Inactive(file)", "SReclaimable")
     return values["MemTotal"], sum(values.get(part, 0) for part in parts)
+
+
+def virtual_memory_limit(files: Root, nodes: Iterable[NumaNode], notes: list[str]) -> int | None:
+    """MemTotal of /proc/meminfo where it is clearly less than that of all nodes: lxcfs shows a container's limit there,
+    also one that is set above the cgroup that the container sees as the root. None otherwise.
+
+    The kernel's own two figures differ by the memory that it took at boot, a few per cent."""
+    text = files.text(_MEMINFO) or ""
+    found = next((line.split() for line in text.splitlines() if line.startswith("MemTotal:")), [])
+    kib = decimal(found[1]) if len(found) > 1 else None
+    total = sum(node.memory_bytes for node in nodes)
+    if not kib or kib * KIB >= total * (1 - _SAME_MEMORY):
+        return None
+    notes.append(
+        f"/proc/meminfo shows {format_size(kib * KIB)} of the nodes' {format_size(total)} (lxcfs): it is taken as the "
+        "memory limit of this container"
+    )
+    return kib * KIB
 
 
 def _hugepages(files: Root, folder: str) -> int:

@@ -234,6 +234,7 @@ def _cgroups(lines: list[str]) -> Iterator[str]:
 _LINES: Final[Mapping[str, Callable[[list[str]], Iterator[str]]]] = {
     "proc/cpuinfo": _fields(*CPUINFO_KEYS),
     "proc/self/status": _fields("Cpus_allowed", "Cpus_allowed_list", "Mems_allowed", "Mems_allowed_list"),
+    "proc/meminfo": _fields("MemTotal", "MemFree", "Active(file)", "Inactive(file)", "SReclaimable"),
     "proc/self/cgroup": _cgroups,
     "proc/self/mountinfo": partial(filter, cgroup.mountinfo_line),
     "proc/mounts": partial(filter, cgroup.mounts_line),

@@ -18,7 +18,7 @@ from launcher.machine import cgroup
 from launcher.machine.cores import group_cores, l3_domains_of, read_cpu, settle_cpus, sockets_of
 from launcher.machine.hardware import parse_cpuinfo
 from launcher.machine.kernel_files import CPU_FOLDER, NODE_FOLDER, Root, parse_cpumap
-from launcher.machine.numa_nodes import node_cpus_of, read_nodes
+from launcher.machine.numa_nodes import node_cpus_of, read_nodes, virtual_memory_limit
 from launcher.machine.packages import read_sockets
 from launcher.machine.topology import CpuInfo, NumaNode, Topology
 
@@ -65,12 +65,14 @@ def read_source(
     cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
     l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
+    shown = virtual_memory_limit(files, nodes, notes)
+    told = [limit for limit in (limits.memory_bytes, shown) if limit is not None]
     return Topology(
         online=online, offline=present - online,
         allowed=online if mask is None else online & mask, sockets=sockets_of(cores),
         numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
-        conflicts=tuple(conflicts), memory_limit_bytes=limits.memory_bytes,
+        conflicts=tuple(conflicts), memory_limit_bytes=min(told, default=None),
         cpu_quota=limits.cpu_quota,
         has_numa=bool(files.ids(NODE_FOLDER, "node")),
     )  # fmt: skip

@@ -103,7 +103,8 @@ class Topology:
     notes: tuple[str, ...] = ()
     """Documented defaults used because a file is missing (old kernels), one line each."""
     memory_limit_bytes: int | None = None
-    """The lowest cgroup memory limit of this process; None when there is none."""
+    """The lowest memory limit of this process: of its cgroups, or as a container's /proc/meminfo shows it; None when there
+    is none."""
     cpu_quota: Fraction | None = None
     """CPU seconds per second that the cgroup allows this process (or the instances' slice); None: no limit."""
     conflicts: tuple[str, ...] = ()

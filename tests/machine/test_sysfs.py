@@ -292,6 +292,34 @@ def test_offline_cpus_in_the_mask_stay_offline(said: bool, tmp_path: Path) -> No
     assert topology.notes == ()
 
 
+@pytest.mark.parametrize(
+    ("shown", "cgroup", "limit"),
+    [
+        (64, "max", 64 * GIB),
+        (64, str(32 * GIB), 32 * GIB),
+        (64, str(96 * GIB), 64 * GIB),
+        (124, "max", None),
+        (128, "max", None),
+        (200, "max", None),
+    ],
+)
+def test_a_memory_limit_that_only_meminfo_shows(
+    shown: int, cgroup: str, limit: int | None, root: Path
+) -> None:
+    put(root / "proc/meminfo", f"MemTotal: {shown * 2**20} kB\nMemFree: 1 kB\nSwapTotal: 8388608 kB")
+    put(root / "proc/self/mountinfo", "30 23 0:26 / /sys/fs/cgroup rw - cgroup2 none rw")
+    put(root / "sys/fs/cgroup/memory.max", cgroup)
+    topology = sysfs.read(root)
+    assert topology.memory_limit_bytes == limit
+    assert any("/proc/meminfo" in note for note in topology.notes) == (shown < 120)
+
+
+def test_a_meminfo_that_says_nothing_is_no_limit(root: Path) -> None:
+    for text in ("", "MemTotal:", "MemTotal: much kB", "MemTotal: 0 kB"):
+        put(root / "proc/meminfo", text)
+        assert sysfs.read(root).memory_limit_bytes is None
+
+
 def test_cpuinfo_is_optional(root: Path) -> None:
     remove(root, "proc/cpuinfo")
     topology = sysfs.read(root)
