@@ -1,15 +1,17 @@
-"""The one exception that carries an error response of the proxy's own, in OpenAI's form."""
+"""The one exception that carries an error response of the proxy's own; proxy/error_forms.py writes it for each API."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
-
 # The lowest status of a request's own fault, and of the server's.
 CLIENT_ERROR: Final = 400
 TOO_MANY: Final = 429
 SERVER_ERROR: Final = 500
+NEVER_REPEATED: Final = frozenset({501, 505})
+"""Not implemented, by any instance: the same request fails again."""
+SHOULD_RETRY: Final = "X-Should-Retry"
+"""OpenAI's and Anthropic's SDKs repeat 408, 409, 429 and 5xx where it does not say "false" (_base_client.py of both)."""
 
 
 class HttpError(Exception):
@@ -20,10 +22,12 @@ class HttpError(Exception):
         *,
         type_: str = "invalid_request_error",
         param: str | None = None,
-        code: str | None = None,
+        code: str | int | None = None,
         headers: dict[str, str] | None = None,
         close: bool = False,
+        repeatable: bool = True,
     ) -> None:
+        """`repeatable`: False where the same request would fail again, although clients repeat this status."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -31,20 +35,15 @@ class HttpError(Exception):
         self.param = param
         self.code = code
         self.headers = headers or {}
+        self.repeatable = repeatable and status not in NEVER_REPEATED
+        if not self.repeatable:
+            self.headers[SHOULD_RETRY] = "false"
         self.close = close  # what follows on the connection cannot be trusted, or will not be read
 
     def closing(self) -> HttpError:
         """The same, as the connection's last response."""
         self.close = True
         return self
-
-    def body(self) -> bytes:
-        return error_body(self.message, self.type, self.param, self.code)
-
-
-def error_body(message: str, type_: str, param: str | None = None, code: str | int | None = None) -> bytes:
-    """`{"error": {...}}` as OpenAI's clients parse it."""
-    return msgspec.json.encode({"error": {"message": message, "type": type_, "param": param, "code": code}})
 
 
 def unavailable(message: str, retry_after_s: int, *, close: bool = False) -> HttpError:

@@ -192,14 +192,10 @@ class Grant:
             return HttpError(
                 429, refusal.message, type_="rate_limit_error", code="rate_limit_exceeded", headers=headers
             )
-        # OpenAI's clients retry every 429 and 503 that does not forbid it (openai-python, _base_client.py).
-        headers["X-Should-Retry"] = "false"
+        status, kind, code = 503, "service_unavailable", "budget_unknown"
         if refusal.why is Why.SPENT:
-            kind = "insufficient_quota"
-            return HttpError(429, refusal.message, type_=kind, code=kind, headers=headers)
-        return HttpError(
-            503, refusal.message, type_="service_unavailable", code="budget_unknown", headers=headers
-        )
+            status, kind, code = 429, "insufficient_quota", "insufficient_quota"
+        return HttpError(status, refusal.message, type_=kind, code=code, headers=headers, repeatable=False)
 
     def finish(self, tokens: int, now: float, *, output: int = 0) -> None:
         """The request has ended and took this many tokens, `output` of them generated; a second call does nothing."""

@@ -4,7 +4,8 @@ vLLM (0.32, 0.33) serves its administration (/sleep, /collective_rpc, /v1/load_l
 are compared undecoded: no spelling of an administration route can match. Left out on purpose: /invocations and /ping
 (SageMaker's aliases), REALTIME (a WebSocket), /server_info, /kv_event_sources, /inference/v1/abort_requests.
 
-What else differs from route to route is in this table as well: how a whole stream ends, how its usage is asked for.
+What else differs from route to route is in this table as well: how a whole stream ends, how its usage is asked for, and to
+whose API it belongs, which decides the form of errors (error_forms.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,15 @@ class Kind(StrEnum):
     HEALTH = "health"
     METRICS = "metrics"
     LOAD = "load"
+
+
+class Api(StrEnum):
+    """Whose API a path belongs to: its clients read errors in that form."""
+
+    OPENAI = "openai"  # and everything that has no form of its own
+    RESPONSES = "responses"  # OpenAI's, with events of its own
+    ANTHROPIC = "anthropic"
+    COHERE = "cohere"
 
 
 class UsageBy(StrEnum):
@@ -156,6 +166,14 @@ ROUTES: tuple[Route, ...] = (
     ),
 )
 
+# By path, for what lies below it as well: there may be no such route (404), or no whole head that names one.
+_APIS = (
+    ("/v1/messages", Api.ANTHROPIC),
+    ("/v1/responses", Api.RESPONSES),
+    ("/cohere", Api.COHERE),
+    ("/v2", Api.COHERE),  # OpenAI's and Anthropic's APIs have no second version
+)
+
 _EXACT = {route.path: Match(route) for route in ROUTES}
 _STORED = Route("/v1/responses/{id}", ("GET",), Kind.STORED, _RESPONSES)
 _CANCEL = Route("/v1/responses/{id}/cancel", _POST, Kind.STORED)
@@ -190,6 +208,14 @@ def _route_of(path: str) -> Match | None:
     if found := _MODEL_ID.fullmatch(path):
         return Match(_MODEL, unquote(found[1]))
     return None
+
+
+def api_of(path: str) -> Api:
+    """Whose API a path belongs to, whether there is such a route or not. `path` is undecoded and without its query."""
+    for prefix, api in _APIS:
+        if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in {"", "/"}:
+            return api
+    return Api.OPENAI
 
 
 def match(method: str, path: str) -> Match | NoMethod | None:

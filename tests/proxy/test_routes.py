@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.proxy.routes import ROUTES, Kind, Match, NoMethod, Route, match, split_target
+from launcher.proxy.routes import ROUTES, Api, Kind, Match, NoMethod, Route, api_of, match, split_target
 
 ADMINISTRATION = """
     /sleep /wake_up /is_sleeping /collective_rpc /reset_prefix_cache /reset_mm_cache /reset_encoder_cache
@@ -203,3 +203,22 @@ def test_every_route_of_the_installed_vllm_was_judged() -> None:
     }
     assert "/v1/messages" in streamed
     assert streamed <= STREAMED
+
+
+@pytest.mark.parametrize(
+    ("api", "paths"),
+    [
+        (Api.ANTHROPIC, "/v1/messages /v1/messages/count_tokens /v1/messages/render /v1/messages/batches"),
+        (
+            Api.RESPONSES,
+            "/v1/responses /v1/responses/resp_1 /v1/responses/resp_1/cancel /v1/responses/compact",
+        ),
+        (Api.COHERE, "/v2/embed /v2/rerank /v2/chat /cohere/v2/chat /cohere/v2/chat/render /cohere/v1/chat"),
+        (
+            Api.OPENAI,
+            "/v1/chat/completions /v1/embeddings /v1/rerank /v1/messagesx /v1/models/v2 /health / - *",
+        ),
+    ],
+)
+def test_a_path_belongs_to_an_api_whether_it_is_served_or_not(api: Api, paths: str) -> None:
+    assert {api_of(path) for path in paths.split()} == {api}

@@ -11,6 +11,7 @@ from launcher.balancing.balancer import Balancer
 from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
+from launcher.proxy.error_forms import opening_of
 from launcher.proxy.openai.answers import USAGE_BYTES, begins_response, response_id, usage_of
 from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.prompts import said_usage
@@ -18,6 +19,7 @@ from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.ports import Answer
 from launcher.proxy.request.record import Post, Request
+from launcher.proxy.sse.ends import StreamEnd
 from launcher.proxy.sse.fast_path import NO_USAGE
 from launcher.proxy.sse.tracker import USAGE_KEY, without_usage
 from launcher.proxy.upstream.attempt import Attempt
@@ -63,7 +65,12 @@ class Streaming:
         elif request.splice is not None:
             request.note(What.CONTINUED, now, upstream=attempt.upstream)
         if isinstance(event, StreamStarted):
-            self._write(request, attempt, event.data, event.raw, clean=event.clean)
+            self._open(request, attempt, event)
+
+    def _open(self, request: Request, attempt: Attempt, event: StreamStarted) -> None:
+        if request.stream_end is StreamEnd.RESPONSE_COMPLETED:
+            request.opening = opening_of(event.data)
+        self._write(request, attempt, event.data, event.raw, clean=event.clean)
 
     def _write(
         self, request: Request, attempt: Attempt, data: bytes, raw: bytes | None, *, clean: bool

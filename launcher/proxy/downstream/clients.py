@@ -119,13 +119,14 @@ class Clients:
         self.post(request, HeadReceived() if body is None else RequestReceived(body))
         return request
 
-    def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
-        self.post(self._unread(client), Refused(refusal.closing()))
+    def turn_away(self, client: DownstreamConnection, refusal: HttpError, target: str | None) -> None:
+        path = "-" if target is None else split_target(target)[0]
+        self.post(self._unread(client, path), Refused(refusal.closing()))
 
-    def _unread(self, client: DownstreamConnection) -> Request:
-        """In the place of a request of which nothing is known."""
+    def _unread(self, client: DownstreamConnection, path: str = "-") -> Request:
+        """In the place of a request of which no more than its path is known."""
         request_id = f"{self._id_prefix}{next(self._ids):x}"
-        return Request(client, _UNREAD, None, path="-", request_id=request_id, started=self._loop.time())
+        return Request(client, _UNREAD, None, path=path, request_id=request_id, started=self._loop.time())
 
     # --- time, and the end -------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from launcher.proxy.downstream.origin import peer_name
 from launcher.proxy.downstream.slow_clients import Pace
 from launcher.proxy.downstream.uploads import Upload
 from launcher.proxy.http1.fields import head_end
-from launcher.proxy.http1.requests import REPEATED_BYTES, RequestHead, parse_request
+from launcher.proxy.http1.requests import REPEATED_BYTES, RequestHead, parse_request, sent_target
 from launcher.proxy.request.actions import State
 from launcher.proxy.request.events import (
     ClientLeft,
@@ -65,8 +65,8 @@ class Owner(uploads.Limits, Protocol):
     def begin(self, client: DownstreamConnection, head: RequestHead, body: bytes | None) -> Request:
         """A request's head has come, and its `body` unless that is None; it may be answered before this returns."""
 
-    def turn_away(self, client: DownstreamConnection, refusal: HttpError) -> None:
-        """Answer a request that could not be read, and close."""
+    def turn_away(self, client: DownstreamConnection, refusal: HttpError, target: str | None) -> None:
+        """Answer a request that could not be read, and close. `target`: of its request line, where that can be read."""
 
 
 class _State(Enum):
@@ -168,12 +168,16 @@ class DownstreamConnection(asyncio.Protocol):
                 return
             head = parse_request(buffer[at:end], self._last_head)
         except HttpError as refusal:
-            self._clear()
-            self._owner.turn_away(self, refusal)
+            self._turn_away(refusal)
             return
         self._scanned = 0
         self._last_head = head if end - at <= REPEATED_BYTES else None
         self._begin(head, end)
+
+    def _turn_away(self, refusal: HttpError) -> None:
+        target = sent_target(self._buffer, self._at)
+        self._clear()
+        self._owner.turn_away(self, refusal, target)
 
     def _begin(self, head: RequestHead, end: int) -> None:
         """`end`: of the head, in the buffer."""
@@ -393,9 +397,8 @@ class DownstreamConnection(asyncio.Protocol):
             return
         self._deadline = None
         if self._state is _State.HEAD and self._buffer and not self.paused:
-            self._clear()
-            self._owner.turn_away(
-                self, HttpError(408, "the request's head did not arrive in time", code="timeout", close=True)
+            self._turn_away(
+                HttpError(408, "the request's head did not arrive in time", code="timeout", close=True)
             )
         else:
             self._out_of_time(now)

@@ -6,16 +6,29 @@ Nothing here waits: how much may pile up in the connection is decided by the exe
 
 from __future__ import annotations
 
-from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, HttpError
+import time
+
+from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SHOULD_RETRY, HttpError
+from launcher.proxy.error_forms import (
+    Opening,
+    body_of,
+    engine_event,
+    error_in,
+    event_of,
+    in_form,
+    new_opening,
+)
 from launcher.proxy.http1.responses import ResponseHead, client_head
-from launcher.proxy.openai.answers import JSON, error_event, error_event_of, rewrite_detail
+from launcher.proxy.openai.answers import JSON
 from launcher.proxy.request.events import Event
 from launcher.proxy.request.ports import own_head
 from launcher.proxy.request.record import Request
+from launcher.proxy.routes import api_of
 
 _CHUNKED = b"Transfer-Encoding: chunked\r\n"
 _LAST_CHUNK = b"0\r\n\r\n"
 _NO_BODY = frozenset({204, 304})
+_NO_RETRY = f"{SHOULD_RETRY}: false\r\n".encode()
 
 
 def start(
@@ -73,14 +86,20 @@ def deliver(request: Request, event: Event, now: float) -> None:
     if answer is None:
         raise AssertionError("there is nothing to deliver")
     head, body = answer.head, answer.body
-    if CLIENT_ERROR <= head.status < SERVER_ERROR:
-        body = rewrite_detail(head.status, body, request.method, request.path) or body
+    status, asked = head.status, f"{request.method} {request.path}"
     if request.head_sent:  # comments went out while it waited
-        request.status = head.status
-        request.tail = error_event_of(request.path, body, head.status)
+        request.status = status
+        told = error_in(body, status, asked)
+        error = told or HttpError(status, f"an instance answered {status}", type_="upstream_error")
+        request.tail = event_of(api_of(request.path), error, *_opened(request))
         finish(request, event, now)
-    else:
-        _send_whole(request, head, body, now, timing(request, now))
+        return
+    if status >= CLIENT_ERROR:
+        body = in_form(api_of(request.path), body, status, asked)
+    extra = timing(request, now)
+    if status in NEVER_REPEATED and head.get(SHOULD_RETRY.lower().encode()) is None:
+        extra += _NO_RETRY
+    _send_whole(request, head, body, now, extra)
 
 
 def _send_whole(request: Request, head: ResponseHead, body: bytes, now: float, extra: bytes) -> None:
@@ -110,7 +129,8 @@ def refuse(request: Request, _event: Event, now: float) -> None:
     if error.close:
         request.keep_alive = False
     lines = "".join(f"{name}: {value}\r\n" for name, value in error.headers.items()).encode()
-    _send_whole(request, own_head(error.status, JSON, lines), error.body(), now, b"")
+    body = body_of(api_of(request.path), error)
+    _send_whole(request, own_head(error.status, JSON, lines), body, now, b"")
 
 
 def break_off(request: Request, event: Event, now: float) -> None:
@@ -119,10 +139,20 @@ def break_off(request: Request, event: Event, now: float) -> None:
     if tracker is None:
         abort(request, event, now)
         return
-    # What the engine itself said of its fault has been withheld until now.
-    told = tracker.error or error_event(request.path, error.message, error.type, error.status)
+    api = api_of(request.path)
+    if tracker.error is None:
+        told = event_of(api, error, *_opened(request))
+    else:  # what the engine itself said of its fault has been withheld until now
+        told = engine_event(api, tracker.error, error, *_opened(request))
     request.tail = tracker.break_off() + told
     finish(request, event, now)
+
+
+def _opened(request: Request) -> tuple[Opening, int]:
+    """The stream of /v1/responses that an error event ends, and the events that were sent."""
+    if request.opening is not None:
+        return request.opening, request.events
+    return new_opening(f"resp_{request.request_id}", request.model or "", int(time.time())), request.events
 
 
 def abort(request: Request, _event: Event, _now: float) -> None:

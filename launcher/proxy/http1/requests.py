@@ -29,6 +29,7 @@ from launcher.proxy.http1.fields import (
 _REQUEST_LINE = re.compile(rb"(%s+) ([^ ]+) (HTTP/[0-9]\.[0-9])" % TOKEN)
 _VERSIONS = (b"HTTP/1.0", b"HTTP/1.1")
 _TARGET = re.compile(rb"[!-\x22$-~]+")
+_BEGINNING = re.compile(rb"(?:\r\n)*[!-~]+ ([!-~]{1,%d})" % MAX_LINE_BYTES)
 _FIELD = re.compile(FIELD)
 _NAME = re.compile(rb"%s+" % TOKEN)
 
@@ -97,6 +98,12 @@ def _fault_of(line: bytes) -> str:
 def _quoted(data: bytes) -> str:
     text = data[:60].decode("ascii", "backslashreplace")
     return repr(text + "…" if len(data) > 60 else text)
+
+
+def sent_target(buffer: bytes, start: int) -> str | None:
+    """The target of the head that begins at `start`, as far as it can be read; the head may be malformed or incomplete."""
+    found = _BEGINNING.match(buffer, start)
+    return None if found is None else found[1].decode()
 
 
 REPEATED_BYTES = 4096  # larger heads are not kept for the next request: a connection may be idle for long

@@ -1,4 +1,4 @@
-"""What the proxy reads from an instance's response (usage, response ids, whole JSON), error bodies and error events.
+"""What the proxy reads from an instance's response: usage, response ids, whether its JSON is whole.
 
 A dying engine, or a layer in front of it, may answer 200 with half a JSON object and a Content-Length that fits it, or
 with an HTML page. Nothing was delivered then: another instance can be asked.
@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from launcher.base.api_errors import HttpError, error_body
+from launcher.base.api_errors import HttpError
 
 JSON: Final = "application/json"
 # The id of a stored response is in its first event, or near the start of its object.
@@ -37,32 +37,6 @@ _CACHE_READ: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
 _CACHE_CREATED: Final = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
 _BEGINS: Final = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
-
-
-def error_event(path: str, message: str, type_: str, code: int) -> bytes:
-    """One event that ends a broken stream, in the form that the route's clients raise as an error."""
-    error = {"message": message, "type": type_, "param": None, "code": code}
-    if path == "/v1/messages":  # Anthropic's form, as vLLM's own (entrypoints/anthropic/serving.py)
-        payload = {"type": "error", "error": {"type": "api_error", "message": message}}
-        return b"event: error\ndata: " + msgspec.json.encode(payload) + b"\n\n"
-    if (
-        path == "/cohere/v2/chat"
-    ):  # its clients read no other event (vLLM 0.32, entrypoints/cohere/serving.py)
-        end = {"type": "message-end", "delta": {"error": message, "finish_reason": "ERROR"}}
-        return b"data: " + msgspec.json.encode(end) + b"\n\n"
-    return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"
-
-
-def error_event_of(path: str, body: bytes, status: int) -> bytes:
-    """The event that ends a stream with the error that an instance gave as a whole response."""
-    message, type_ = "the request failed", "upstream_error"
-    try:
-        error = msgspec.json.decode(body, type=dict[str, object]).get("error")
-    except _UNREADABLE:
-        error = None
-    if isinstance(error, dict):
-        message, type_ = str(error.get("message", message)), str(error.get("type", type_))
-    return error_event(path, message, type_, status)
 
 
 def response_id(answer: bytes) -> str | None:
@@ -123,27 +97,6 @@ def _billed(data: bytes) -> Counts | None:
         return None
     images = _IMAGE_TOKENS.search(data, at)
     return int(tokens[1]) + (int(images[1]) if images else 0), 0, None
-
-
-def rewrite_detail(status: int, body: bytes, method: str, path: str) -> bytes | None:
-    """FastAPI's `{"detail": ...}` in OpenAI's form; None when the body is something else.
-
-    vLLM attaches routes by the model's task: 404 means that this model does not support the route.
-    """
-    if not body.startswith(b"{") or len(body) > _PREFIX_BYTES:
-        return None
-    try:
-        parsed = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        if set(parsed) != {"detail"}:
-            return None
-        detail = msgspec.json.decode(parsed["detail"])
-        text = detail if isinstance(detail, str) else bytes(parsed["detail"]).decode()
-    except _UNREADABLE:
-        return None
-    if status in {404, 405}:
-        text = f"this model's instance does not serve {method} {path} ({text})"
-    type_ = "NotFoundError" if status == 404 else "invalid_request_error"
-    return error_body(text, type_, None, status)
 
 
 def promises_json(status: int, content_type: bytes, *, json_route: bool) -> bool:

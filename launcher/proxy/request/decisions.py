@@ -252,7 +252,7 @@ class Decisions:
         request.deaths += event.died and not request.committed
         request.note_tried(upstream)
         if event.deterministic and not request.committed:
-            return self._fail(request, event.reason, now)
+            return self._fail(request, event.reason, now, repeatable=False)
         if not request.committed or (request.splice is not None and not attempt.reached):
             return self._elsewhere(request, event.reason, event.answer, now, fault=True)
         # Nothing can follow half an event, or a response that is no stream.
@@ -309,7 +309,8 @@ class Decisions:
         if ticket is None:
             return self._fail(request, reason, now)
         if request.deaths >= MAX_DEATHS:
-            return self._fail(request, f"{request.deaths} instances died while they worked on it", now)
+            why = f"{request.deaths} instances died while they worked on it"
+            return self._fail(request, why, now, repeatable=False)
         pause_s = self._retry_policy.next(
             failures, request.attempts, len(ticket.tried), now,
             timeout_s=request.first_byte_timeout_s, possible=self._capacity.possible(ticket),
@@ -379,16 +380,21 @@ class Decisions:
         request.reason = error.message
         return _end(request, Outcome.REJECTED, error)
 
-    def _fail(self, request: Request, reason: str, now: float, status: int = 502) -> Actions:
-        """There is no way to the rest of the response."""
+    def _fail(
+        self, request: Request, reason: str, now: float, status: int = 502, *, repeatable: bool = True
+    ) -> Actions:
+        """There is no way to the rest of the response. `repeatable`: the same request may succeed later."""
         request.reason = request.reason or reason  # one that says more is there already
-        if request.head_sent:
-            error = HttpError(status, reason, type_="upstream_error")
-        else:
+        if request.committed:
             error = HttpError(
-                status, f"no instance answered; the last one failed: {reason}", type_="upstream_error",
-                code="upstream_error", headers={"Retry-After": str(self._capacity.retry_after_s(now))},
-            )  # fmt: skip
+                status, f"the response broke off: {reason}", type_="upstream_error", repeatable=repeatable
+            )
+            return _end(request, Outcome.FAILED, error)
+        retry_after = {"Retry-After": str(self._capacity.retry_after_s(now))} if repeatable else {}
+        error = HttpError(
+            status, f"no instance answered; the last one failed: {reason}", type_="upstream_error",
+            code="upstream_error", headers=retry_after, repeatable=repeatable,
+        )  # fmt: skip
         return _end(request, Outcome.FAILED, error)
 
 

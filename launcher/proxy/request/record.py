@@ -17,6 +17,7 @@ from launcher.keys.api_keys import KeyEntry
 from launcher.keys.rate_limits import Grant
 from launcher.proxy.continuation.splicer import Splicer
 from launcher.proxy.continuation.transcript import Transcript
+from launcher.proxy.error_forms import Opening
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.openai.answers import Counts
 from launcher.proxy.openai.body_schema import RequestBody
@@ -51,10 +52,10 @@ class Request:
         "bytes_out", "choices", "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths",
         "ending", "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded",
         "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked",
-        "match", "method", "model", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending", "picos",
-        "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state", "status",
-        "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail", "unsent_head",
-        "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
+        "match", "method", "model", "opening", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending",
+        "picos", "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state",
+        "status", "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail",
+        "unsent_head", "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -128,6 +129,7 @@ class Request:
         self.usage: Counts | None = None  # tokens, as an instance says
         self.usage_is_exact = True  # False: after a continuation, part of them is an estimate
         self.unread_tail = b""  # of a whole response that is delivered in pieces: a usage may begin there
+        self.opening: Opening | None = None  # of a stream of /v1/responses
         self.stored: str | None = None  # the id of a stored response that the instance now keeps
         self.answer: Answer | None = None  # to deliver
         self.error: HttpError | None = None  # to refuse or break off with

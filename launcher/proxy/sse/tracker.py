@@ -33,7 +33,8 @@ _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
 _DONE_EVENT = b"data: [DONE]\n\n"
 _ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORT_ERROR = (
-    b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted","code":503}}\n\n'
+    b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted",'
+    b'"param":null,"code":503}}\n\n'
 )
 _CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
 _REQUEST_ERROR = re.compile(

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from launcher.balancing.upstreams import Upstream
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.proxy.error_forms import body_of
 from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
 from launcher.proxy.request.events import (
@@ -26,7 +27,7 @@ from launcher.proxy.request.events import (
 )
 from launcher.proxy.request.ports import Answer, own_answer
 from launcher.proxy.request.record import Post, Request
-from launcher.proxy.routes import Kind
+from launcher.proxy.routes import Api, Kind
 from launcher.proxy.sse.ends import StreamEnd, gave_up
 from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
 from launcher.proxy.upstream.connection import EVENT_STREAM, UpstreamConnection
@@ -247,7 +248,7 @@ class Attempt:
         elif self._promises_json(answer.head) and not is_json(answer.body):
             # As with 5xx, the request itself may be what the instances stumble over: the blame waits.
             error = not_json()
-            self.fail(error.message, own_answer(error.status, error.body()))
+            self.fail(error.message, own_answer(error.status, body_of(Api.OPENAI, error)))
         else:
             self._post(self.request, AnswerReceived(self, answer))
 

@@ -1,31 +1,10 @@
-"""Usage, response ids, error bodies and error events."""
+"""Usage and response ids."""
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from launcher.proxy.openai.answers import begins_response, error_event, response_id, rewrite_detail, usage_of
-
-
-def test_fastapi_detail_is_rewritten() -> None:
-    body = rewrite_detail(404, b'{"detail":"Not Found"}', "POST", "/v1/embeddings")
-    assert body is not None
-    error = json.loads(body)["error"]
-    assert error["type"] == "NotFoundError"
-    assert "/v1/embeddings" in error["message"]
-    assert rewrite_detail(422, b'{"detail":[{"loc":["x"]}]}', "POST", "/x") is not None
-    for other in (b'{"error":{}}', b"", b"{", b'{"detail":1,"x":2}', b"[]"):
-        assert rewrite_detail(400, other, "POST", "/x") is None
-
-
-def test_error_events_parse() -> None:
-    plain = error_event("/v1/chat/completions", "why", "upstream_error", 502)
-    assert plain.startswith(b"data: ")
-    assert plain.endswith(b"\n\n")
-    assert json.loads(plain[6:])["error"]["message"] == "why"
-    assert error_event("/v1/messages", "why", "x", 502).startswith(b"event: error\ndata: ")
+from launcher.proxy.openai.answers import begins_response, response_id, usage_of
 
 
 def test_the_id_of_a_stored_response() -> None:

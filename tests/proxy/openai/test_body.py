@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from launcher.base.api_errors import HttpError
+from launcher.proxy.error_forms import body_of
 from launcher.proxy.openai.body import MAX_CHOICES, MAX_PRIORITY, MAX_TOKENS, read_body
 from launcher.proxy.openai.body_schema import RequestBody
 from launcher.proxy.openai.json_reader import JsonReader
 from launcher.proxy.openai.stream_options import UsageAsk, usage_ask
+from launcher.proxy.routes import Api
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_invalid_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(HttpError) as caught:
         read_body(body)
     assert caught.value.status == 400
-    assert set(json.loads(caught.value.body())["error"]) == {"message", "type", "param", "code"}
+    assert set(json.loads(body_of(Api.OPENAI, caught.value))["error"]) == {"message", "type", "param", "code"}
 
 
 # --- fields of other types than the API's, as the engine reads them ----------------------------------

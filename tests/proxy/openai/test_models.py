@@ -7,7 +7,9 @@ import json
 import pytest
 
 from launcher.base.api_errors import HttpError
+from launcher.proxy.error_forms import body_of
 from launcher.proxy.openai.models import ModelNames
+from launcher.proxy.routes import Api
 
 
 def test_resolves_a_model_name() -> None:
@@ -19,7 +21,7 @@ def test_resolves_a_model_name() -> None:
     with pytest.raises(HttpError) as unknown:
         ModelNames(("a",)).resolve("x")
     assert unknown.value.status == 404
-    assert json.loads(unknown.value.body())["error"] == {
+    assert json.loads(body_of(Api.OPENAI, unknown.value))["error"] == {
         "message": "The model `x` does not exist.",
         "type": "NotFoundError",
         "param": "model",

@@ -21,6 +21,7 @@ from support.scripted_engine import Call, FakeEngine, Script, answer_chat
 from launcher.base import http_json
 from launcher.base.api_errors import HttpError
 from launcher.keys.api_keys import ApiKeys, KeyEntry
+from launcher.proxy.error_forms import body_of
 from launcher.proxy.http1.requests import parse_request
 from launcher.proxy.openai.models import ModelNames, ModelTraits
 from launcher.proxy.pages import renderer
@@ -30,7 +31,7 @@ from launcher.proxy.pages import renderer as scraper
 from launcher.proxy.pages.host_load import HostLoad
 from launcher.proxy.pages.renderer import Instance, MergedMetrics, PageRenderer, Sources, describe, read_list
 from launcher.proxy.request.events import Event, Faulted, HeadReceived, PageReady, Refused
-from launcher.proxy.routes import Match, match, split_target
+from launcher.proxy.routes import Api, Match, match, split_target
 from launcher.telemetry import metrics
 from launcher.telemetry.timings import Timings
 
@@ -86,7 +87,7 @@ class Pages:
             self.renderer.render(request, HeadReceived(), 0.0)
         except HttpError as error:
             assert target == "/health"
-            return Answer(error.status, error.headers, error.body())
+            return Answer(error.status, error.headers, body_of(Api.OPENAI, error))
         task = request.pending
         assert (task is None) == (target == "/health")
         if isinstance(task, asyncio.Task):
@@ -94,7 +95,7 @@ class Pages:
             await asyncio.sleep(0)
         (event,) = self.posted
         if isinstance(event, Refused):
-            return Answer(event.error.status, event.error.headers, event.error.body())
+            return Answer(event.error.status, event.error.headers, body_of(Api.OPENAI, event.error))
         assert isinstance(event, PageReady)
         head = event.answer.head
         return Answer(head.status, {"Content-Type": str(head.get(b"content-type"))}, event.answer.body)

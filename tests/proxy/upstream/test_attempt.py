@@ -360,8 +360,9 @@ async def test_half_an_event_is_no_end_of_a_stream(proxy: ProxyUnderTest, last: 
     asked = json.dumps({"model": "m", "input": "x", "stream": True})
     async with asyncio.timeout(SOON_S), proxy.client.post("/v1/responses", data=asked) as answer:
         body = await answer.read()
-    assert body.startswith(first + b"data: ")
-    assert "not JSON" in json.loads(body.removeprefix(first + b"data: "))["error"]["message"]
+    assert body.startswith(first + b"event: response.failed\ndata: ")
+    told = json.loads(body.removeprefix(first + b"event: response.failed\ndata: "))
+    assert "not JSON" in told["response"]["error"]["message"]
     assert proxy.sums()["failed"] == 1
 
 
