@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from launcher.base.api_errors import HttpError
+from launcher.base.text import printable
 from launcher.proxy.openai.body_schema import ABSENT, RequestBody, decoder
 
 MAX_PRIORITY: Final = 1000  # priorities are clamped to this, positive and negative
@@ -55,7 +56,9 @@ def read_body(
     except msgspec.ValidationError as error:
         raise HttpError(400, f"cannot read the request: {error}", code="invalid_request") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise invalid_json(str(error)) from None
+        if body.startswith(MARK):
+            return read_body(b"   " + body[len(MARK) :], prompt, path)
+        raise _fault_of(body, error) from None
     except RecursionError:
         raise invalid_json("nested too deeply") from None
     stream, n, priority = raw.stream, raw.n, raw.priority
@@ -158,6 +161,120 @@ def _amount(text: bytes, most: int) -> int | None:
 
 def _priority(text: bytes) -> int:
     return max(-MAX_PRIORITY, min(MAX_PRIORITY, whole_number(text) or 0))
+
+
+# --- What is wrong with a body that is not JSON: the cause, the byte, what is there. ---
+
+MARK: Final = b"\xef\xbb\xbf"
+"""A byte order mark, which RFC 8259 8.1 allows a reader to ignore; vLLM does. Instances get it as it was sent."""
+
+# In msgspec's messages.
+_AT: Final = re.compile(r"\(byte ([0-9]+)\)")
+_TRAILING: Final = "JSON is malformed: trailing characters"
+# An escaped half of a surrogate pair without the other. Pairs are passed over in C, but for those behind several escaped
+# backslashes: `half_of_pair` judges what is found.
+_BEFORE: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD]"
+_HALF: Final = re.compile(
+    rb"\\u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?=[c-fC-F])(?<!(?<!\\)%b)(?<!(?<!\\)\\\\%b)[c-fC-F][0-9a-fA-F]{2})" % (_BEFORE, _BEFORE)
+)
+_HIGH: Final = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}")
+_BACKSLASH: Final = ord("\\")
+_ESCAPE_BYTES: Final = 6  # of \uXXXX
+# The beginning of a low half.
+_CUT_OFF: Final = re.compile(rb"(?:\\(?:u(?:[dD](?:[c-fC-F][0-9a-fA-F]?)?)?)?)?\Z")
+_NO_HEX: Final = re.compile(rb"\\u(?![0-9a-fA-F]{4}|[0-9a-fA-F]{0,3}\Z)")
+
+
+def without_mark(body: bytes | bytearray) -> bytes | bytearray:
+    """The body without a byte order mark, for a parser that knows none."""
+    return body.removeprefix(MARK)
+
+
+def half_of_pair(body: bytes | bytearray, start: int, end: int, *, whole: bool) -> int:
+    """Where the first half of a surrogate pair between `start` and `end` is that has no other half (RFC 8259 8.2); -1: none.
+
+    `whole`: the body ends at `end`. Else a half so near to it that the other may come counts as found."""
+    if body.find(b"\\", start, end) < 0:
+        return -1
+    for found in _HALF.finditer(body, start, end):
+        at = found.start()
+        if _escaped(body, at):
+            continue
+        low = body[at + 3] in b"cdefCDEF"
+        before = at - _ESCAPE_BYTES
+        if low and before >= 0 and _HIGH.match(body, before, at) and not _escaped(body, before):
+            continue
+        if low or not whole or not _CUT_OFF.match(body, found.end(), end):
+            return at
+    return -1
+
+
+def _escaped(body: bytes | bytearray, at: int) -> bool:
+    """Whether the backslash at `at` is the second one of an escaped backslash."""
+    before = at
+    while before and body[before - 1] == _BACKSLASH:
+        before -= 1
+    return (at - before) % 2 == 1
+
+
+def half_pair(body: bytes | bytearray, at: int) -> HttpError:
+    escape = bytes(body[at : at + _ESCAPE_BYTES]).decode("ascii", "replace")
+    return invalid_json(f"{escape} is half of a surrogate pair (byte {at}), its other half is missing")
+
+
+def _fault_of(body: bytes | bytearray, error: Exception) -> HttpError:
+    if isinstance(error, UnicodeDecodeError):
+        at = max(0, body.find(error.object)) + error.start
+        return no_json(body, f"it is not UTF-8 (byte {at})", at)
+    words = str(error)
+    place = _AT.search(words)
+    at = len(body) if place is None else int(place[1])
+    half = half_of_pair(body, 0, len(body), whole=True)
+    if 0 <= half < at:
+        return half_pair(body, half)
+    if place is not None:
+        # msgspec 0.22 counts the first of trailing characters in.
+        at -= words.startswith(_TRAILING)
+        return no_json(body, _AT.sub(f"(byte {at})", words), at)
+    for found in _NO_HEX.finditer(body):
+        if not _escaped(body, found.start()):
+            return no_json(body, f"\\u without four hexadecimal digits (byte {found.start()})", found.end())
+    return no_json(body, words)
+
+
+def no_json(body: bytes | bytearray, why: str, at: int | None = None) -> HttpError:
+    """The error for a body that is not JSON; `at`: the byte to show."""
+    begin = bytes(body[:4])
+    if not without_mark(body[:64]).strip() and not body.strip():
+        return invalid_json("it is empty")
+    if (coding := _coding_of(begin)) is not None:
+        return invalid_json(f"it is {coding}, and JSON must be UTF-8 (RFC 8259 section 8.1)")
+    if begin.startswith(b"\x1f\x8b"):
+        return invalid_json("it is compressed with gzip: send it uncompressed")
+    return invalid_json(why if at is None or at >= len(body) else f"{why}, found {_shown(body, at)}")
+
+
+def _coding_of(begin: bytes) -> str | None:
+    """By the byte order mark or, as JSON begins with two ASCII characters, by the zeros (RFC 4627 section 3)."""
+    if begin in {b"\xff\xfe\0\0", b"\0\0\xfe\xff"} or begin[:3] == b"\0\0\0" or begin[1:] == b"\0\0\0":
+        return "UTF-32"
+    if begin[:2] in {b"\xff\xfe", b"\xfe\xff"} or (len(begin) > 1 and 0 in begin[:2]):
+        return "UTF-16"
+    return None
+
+
+def _shown(body: bytes | bytearray, at: int) -> str:
+    """The character at `at`, by its number where it is no ASCII; a byte that begins none."""
+    for size in range(1, 5):
+        try:
+            char = bytes(body[at : at + size]).decode()
+        except UnicodeDecodeError:
+            continue
+        if char.isascii() and char.isprintable():
+            return repr(char)
+        return f"'{printable(char)}' (U+{ord(char):04X})"
+    return f"0x{body[at]:02x}"
 
 
 def invalid_json(why: str) -> HttpError:

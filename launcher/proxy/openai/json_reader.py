@@ -14,7 +14,7 @@ from enum import Enum
 import msgspec
 
 from launcher.base.api_errors import HttpError
-from launcher.proxy.openai.body import CHAT, invalid_json, read_body
+from launcher.proxy.openai.body import CHAT, MARK, half_of_pair, half_pair, invalid_json, no_json, read_body
 from launcher.proxy.openai.body_schema import RequestBody, known_fields
 from launcher.proxy.openai.prompts import MediaFinder
 
@@ -26,6 +26,8 @@ MAX_SHORT_BYTES = 65536  # of the value of a field outside the prompt
 MAX_SAMPLING_BYTES = 1 << 20  # of `sampling_params`, which may name many tokens
 _MAX_SCALAR_BYTES = 1024
 _MAX_KEY_BYTES = 256  # a longer name is none of the known ones, however it is escaped
+
+_ESCAPE_BYTES = 6  # of \\uXXXX
 
 _SPACE = re.compile(rb"[ \t\r\n]*+")
 _IN_STRING = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+', re.DOTALL)
@@ -60,6 +62,7 @@ class JsonReader:
         # Everything before it has been read; steps have tried up to `_stepped`: a string or number may be incomplete.
         self._at = 0
         self._stepped = 0
+        self._paired = 0  # up to where no half of a surrogate pair is alone
         self._depth = 0
         self._next = _Next.OBJECT
         self._in_string = False
@@ -73,14 +76,16 @@ class JsonReader:
     def feed(self, body: bytes | bytearray) -> bool:
         """Read one step; `body` is all that has arrived. True: there is no more to read."""
         self._stepped = min(len(body), self._stepped + STEP_BYTES)
+        self._pair(body, self._stepped, whole=False)
         self._read(body, self._stepped)
         return self._stepped == len(body)
 
     def finish(self, body: bytes | bytearray) -> RequestBody:
         while not self.feed(body):
             pass
+        self._pair(body, len(body), whole=True)
         if self._next is not _Next.NOTHING:
-            raise invalid_json("unexpected end")
+            raise no_json(body, "unexpected end")
         return self._found(body)
 
     def so_far(self, body: bytes) -> RequestBody:
@@ -103,7 +108,10 @@ class JsonReader:
             if end - start > (MAX_SAMPLING_BYTES if name == "sampling_params" else MAX_SHORT_BYTES):
                 raise HttpError(400, f"cannot read the request: `{name}` is too long", param=name)
         text = b",".join(b'"%b":%b' % (name.encode(), bytes(body[a:b])) for name, (a, b) in short.items())
-        found = read_body(b"{%b}" % text, self._prompt, self._path)
+        try:
+            found = read_body(b"{%b}" % text, self._prompt, self._path)
+        except HttpError as error:
+            raise _fault_of(body, short, error) from None
         view = memoryview(body)
         found.prompt = {name: view[slice(*self._spans[name])] for name in self._prompt if name in self._spans}
         found.tools = view[slice(*self._spans.get("tools", (0, 0)))]
@@ -126,6 +134,16 @@ class JsonReader:
                 more = self._top(body, end)
             if not more:
                 return
+
+    def _pair(self, body: bytes | bytearray, end: int, *, whole: bool) -> None:
+        """Look for halves of surrogate pairs, which a decoder of small bodies finds by itself."""
+        at = half_of_pair(body, self._paired, end, whole=whole)
+        if at < 0:
+            self._paired = max(self._paired, end - _ESCAPE_BYTES + 1)
+        elif whole or at + 2 * _ESCAPE_BYTES <= end:
+            raise half_pair(body, at)
+        else:  # its other half may come
+            self._paired = at
 
     def _string(self, body: bytes | bytearray, end: int) -> bool:
         self._at = _match(_IN_STRING, body, self._at, end)
@@ -174,8 +192,11 @@ class JsonReader:
             self._next = _Next.FIELD if char == b"," else _Next.NOTHING
         elif self._next is _Next.FIELD_OR_END and char == b"}":
             self._next = _Next.NOTHING
+        elif not self._at and MARK.startswith(body[: len(MARK)]):
+            self._at = len(MARK) if end >= len(MARK) else 0
+            return self._at > 0
         else:
-            raise invalid_json(f"expected {self._next.value} (byte {self._at})")
+            raise no_json(body, f"expected {self._next.value} (byte {self._at})", self._at)
         self._at += 1
         return True
 
@@ -191,7 +212,7 @@ class JsonReader:
         else:
             stop = _match(_SCALAR, body, self._at, end)
             if stop == self._at or stop - self._at > _MAX_SCALAR_BYTES:
-                raise invalid_json(f"expected a value (byte {self._at})")
+                raise no_json(body, f"expected a value (byte {self._at})", self._at)
             if stop == end:  # perhaps incomplete
                 return False
             self._at = stop - 1
@@ -210,6 +231,16 @@ class JsonReader:
 def _match(pattern: re.Pattern[bytes], body: bytes | bytearray, at: int, end: int) -> int:
     found = pattern.match(body, at, end)
     return at if found is None else found.end()
+
+
+def _fault_of(body: bytes | bytearray, fields: dict[str, tuple[int, int]], error: HttpError) -> HttpError:
+    """The error of the fields read together, with the place in the body."""
+    for name, (start, end) in fields.items():
+        try:
+            msgspec.json.decode(bytes(body[start:end]))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return no_json(body, f"the value of `{name}` is malformed (byte {start})", start)
+    return error
 
 
 def _too_much() -> HttpError:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from launcher.proxy.openai.body import MAX_TOKENS, whole_number
+from launcher.proxy.openai.body import MAX_TOKENS, whole_number, without_mark
 
 TEXT_BYTES = 2 * 1024 * 1024  # what a fingerprint is made of: longer than any context
 MEDIA_BYTES = 4096  # an image or a sound counts as that much text: about 1,000 tokens
@@ -164,7 +164,7 @@ class SaidUsage(NamedTuple):
 def bounds_of(body: bytes | bytearray) -> TokenBounds:
     """A token of a byte-level tokenizer is one byte of text or more, and JSON only adds bytes to it."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
     except _UNREADABLE:
         fields = {}
     media = sum(body.count(part) for part in _MEDIA)

@@ -11,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from launcher.proxy.openai.body import flag
+from launcher.proxy.openai.body import flag, without_mark
 
 ASK_USAGE: Final = b'"stream_options":{"include_usage":true},'
 """Behind the `{` of a request that has no `stream_options`."""
@@ -47,7 +47,7 @@ def usage_ask(stream_options: bytes | memoryview) -> UsageAsk:
 def with_usage(body: bytes | bytearray) -> bytes | bytearray:
     """A request whose own stream_options ask for no usage, asking for it; what cannot be read stays as it is."""
     try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(fields["stream_options"]) or {}
     except (*_UNREADABLE, KeyError):
         return body

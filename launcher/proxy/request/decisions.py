@@ -13,6 +13,7 @@ from launcher.balancing.upstreams import Ending, Ticket, Upstream
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.proxy.continuation.continuation import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
+from launcher.proxy.openai.body import without_mark
 from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.stream_options import UsageAsk, refuses_usage
 from launcher.proxy.request import events
@@ -345,7 +346,9 @@ class Decisions:
         ):
             return self._fail(request, reason, now)
         engine = self._traits.engine(request.model)
-        plan = continue_stream(request.path, bytes(request.body), transcript, engine, repeat=repeat)
+        plan = continue_stream(
+            request.path, bytes(without_mark(request.body)), transcript, engine, repeat=repeat
+        )
         if isinstance(plan, NotExact):
             request.cut, request.splice = "unfit", None
             request.reason = f"{reason}; not continued: {plan.reason}"

@@ -34,7 +34,7 @@ from launcher.proxy.http1.fields import lines_of
 from launcher.proxy.http1.requests import RequestHead, selected_head
 from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.observability.timelines import FIELDS
-from launcher.proxy.openai.body import MAX_TOKENS
+from launcher.proxy.openai.body import MAX_TOKENS, without_mark
 from launcher.proxy.openai.prompts import SaidUsage, TokenBounds
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.upstream.pool import ConnectionPool, Endpoint
@@ -270,7 +270,7 @@ class OverflowEndpoint:
     def body(self, body: bytes | bytearray, model: str) -> bytes:
         """The body with the endpoint's name for `model`. Raises HttpError."""
         try:
-            fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise HttpError(400, f"cannot read the request: {error}", code="invalid_json") from None
         fields["model"] = msgspec.Raw(msgspec.json.encode(self._settings.models[model]))

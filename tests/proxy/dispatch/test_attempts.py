@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncGenerator
 
+import pytest
 from starlette.datastructures import Headers
 from starlette.formparsers import MultiPartParser
 from support.proxy_under_test import ProxyUnderTest
 from support.scripted_engine import DONE, Call, event
+
+from launcher.proxy.downstream.uploads import LARGE_BYTES
 
 AUDIO = "/v1/audio/transcriptions"
 TYPE = "multipart/form-data; boundary=----x7MA"
@@ -65,3 +69,44 @@ async def _read(body: bytes) -> list[tuple[str, str]]:
     ]
     await found.close()
     return fields
+
+
+MARK = b"\xef\xbb\xbf"
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES])
+async def test_a_byte_order_mark_goes_on_as_it_is(proxy: ProxyUnderTest, size: int) -> None:
+    engine = await proxy.engine(0)
+    sent = MARK + json.dumps({"model": "m", "messages": ["x" * size]}).encode()
+    async with proxy.client.post("/v1/chat/completions", data=sent) as got:
+        assert got.status == 200, await got.text()
+    assert engine.calls[0].body == sent
+
+
+@pytest.mark.parametrize("options", [None, {"include_usage": False}])
+async def test_a_byte_order_mark_is_left_out_where_the_proxy_adds_fields(
+    proxy: ProxyUnderTest, options: object
+) -> None:
+    engine = await proxy.engine(0)
+    more = {} if options is None else {"stream_options": options}
+    sent = MARK + json.dumps({"model": "m", "messages": [], "stream": True, **more}).encode()
+    async with proxy.client.post("/v1/chat/completions", data=sent) as got:
+        assert got.status == 200, await got.text()
+        await got.read()
+    asked = json.loads(engine.calls[0].body.decode())
+    assert asked["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize("size", [0, LARGE_BYTES])
+@pytest.mark.parametrize("text", [r"all good \ud83d", r"\ud83dx", r"\ude00 low"])
+async def test_half_a_surrogate_pair_is_refused_whatever_the_bodys_size(
+    proxy: ProxyUnderTest, text: str, size: int
+) -> None:
+    """vLLM 0.32 reads it, and its tokenizer refuses it: "TextEncodeInput must be Union[...]"."""
+    engine = await proxy.engine(0)
+    sent = f'{{"model":"m","messages":[{{"role":"user","content":"{"x" * size}{text}"}}]}}'
+    async with proxy.client.post("/v1/chat/completions", data=sent.encode()) as got:
+        error = (await got.json())["error"]
+    assert (got.status, error["code"]) == (400, "invalid_json")
+    assert f"is half of a surrogate pair (byte {sent.index(chr(92) + 'u')})" in error["message"]
+    assert engine.calls == []

@@ -46,6 +46,57 @@ def test_invalid_bodies_are_refused(body: bytes) -> None:
     assert set(json.loads(body_of(Api.OPENAI, caught.value))["error"]) == {"message", "type", "param", "code"}
 
 
+HALF = "{} is half of a surrogate pair (byte {}), its other half is missing"
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b"", "it is empty"),
+        (b"\r\n", "it is empty"),
+        (b"\xef\xbb\xbf", "it is empty"),
+        (b'\xef\xbb\xbf{"model" 1}', "JSON is malformed: expected ':' (byte 12), found '1'"),
+        (b"\xef\xbb\xbf\xef\xbb\xbf{}", "JSON is malformed: invalid character (byte 3), found '\\ufeff' (U+FEFF)"),
+        ('{"model":"ü"}'.encode("utf-16"), "it is UTF-16, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"ü"}'.encode("utf-16-le"), "it is UTF-16, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"ü"}'.encode("utf-16-be"), "it is UTF-16, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"ü"}'.encode("utf-32"), "it is UTF-32, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"ü"}'.encode("utf-32-be"), "it is UTF-32, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        (b"\x1f\x8b\x08\0", "it is compressed with gzip: send it uncompressed"),
+        (b"model=m", "JSON is malformed: invalid character (byte 0), found 'm'"),
+        ("{\u201cmodel\u201d:1}".encode(), "JSON is malformed: object keys must be strings (byte 1), found '“' (U+201C)"),
+        (b'{"model":"a","x":\xff}', "JSON is malformed: invalid character (byte 17), found 0xff"),
+        (b'{"model":"a"}  x', "JSON is malformed: trailing characters (byte 15), found 'x'"),
+        (b'{"model":"a\xffb"}', "it is not UTF-8 (byte 11), found 0xff"),
+        (b'{"x":"\\ux"}', "\\u without four hexadecimal digits (byte 6), found 'x'"),
+        (b'{"x":"\\ud83d"}', HALF.format("\\ud83d", 6)),
+        (b'{"x":"\\uD83Dxxxxxxxxxxxxxxxx"}', HALF.format("\\uD83D", 6)),
+        (b'{"x":"\\ude00 low"}', HALF.format("\\ude00", 6)),
+        (b'{"x":"\\ud83d\\ude00\\\\\\ud83d\\u0041"}', HALF.format("\\ud83d", 20)),
+        (b'{"\\ud83d":1}', HALF.format("\\ud83d", 2)),
+        (b'{"x":01,"y":"\\ud83d"}', "JSON is malformed: invalid number (byte 6), found '1'"),
+        (b'{"x":"really cut off', "Input data was truncated"),
+        (b'{"x":"\\\\ud83d', "Input data was truncated"),
+        (b'{"x":"\\ud83d', "Input data was truncated"),
+        (b'{"x":"\\ud83d\\ude', "Input data was truncated"),
+        (b'{"x":"\\u12', "Input data was truncated"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_the_cause_and_the_byte(body: bytes, why: str) -> None:
+    with pytest.raises(HttpError) as caught:
+        read_body(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_json")
+    assert caught.value.message == f"cannot parse the request body as JSON: {why}"
+
+
+def test_a_byte_order_mark_is_skipped() -> None:
+    """As vLLM does (Starlette's Request.json: json.loads of the bytes)."""
+    body = b'\xef\xbb\xbf{"model":"a","messages":["x"],"stream":true}'
+    assert json.loads(body)["model"] == "a"
+    found = read_body(body)
+    assert (found.model, found.stream, bytes(found.prompt["messages"])) == ("a", True, b'["x"]')
+
+
 # --- fields of other types than the API's, as the engine reads them ----------------------------------
 
 T = TypeVar("T")

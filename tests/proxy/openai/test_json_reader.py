@@ -12,7 +12,14 @@ from hypothesis import strategies as st
 from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.body import read_body
 from launcher.proxy.openai.body_schema import RequestBody
-from launcher.proxy.openai.json_reader import MAX_DEPTH, MAX_FIELDS, MAX_SHORT_BYTES, MAX_VALUES, JsonReader
+from launcher.proxy.openai.json_reader import (
+    MAX_DEPTH,
+    MAX_FIELDS,
+    MAX_SHORT_BYTES,
+    MAX_VALUES,
+    STEP_BYTES,
+    JsonReader,
+)
 
 PROMPT = ("system", "messages")
 _NAMES = [
@@ -51,6 +58,15 @@ def outcome(read: Any) -> object:
     tools = json.loads(bytes(found.tools)) if found.tools else None
     return (found.model, found.previous_response_id, found.stream, found.n, found.max_tokens, raws, tools,
             found.priority)  # fmt: skip
+
+
+def words(read: Any) -> str | None:
+    """The message of a refusal; None: it is read."""
+    try:
+        read()
+    except HttpError as error:
+        return error.message
+    return None
 
 
 def in_pieces(body: bytes, sizes: list[int]) -> RequestBody:
@@ -97,11 +113,86 @@ def test_both_readers_agree(
         b'{"model":"a","x":[',
         b'{"model":"a',
         b"\xef\xbb\xbf{}",
+        b'\xef\xbb\xbf {"model":"a","messages":["x"],"n":2}',
+        b'\xef\xbb\xbf\xef\xbb\xbf{"model":"a"}',
+        b'\xef\xbb{"model":"a"}',
+        b' \xef\xbb\xbf{"model":"a"}',
         '{"model":"a"}'.encode("utf-16"),
+        *(
+            b'{"model":"a","messages":["%b"]}' % text
+            for text in (
+                rb"\ud83d",
+                rb"\ud83dx",
+                rb"\ude00",
+                rb"\ude00\ud83d",
+                rb"\ud83d\ud83d\ude00",
+                rb"\ud83d\u0041",
+                rb"\uD83D\\ude00",
+                rb"\ud83d\ude00",
+                rb"\\ud83d",
+                rb"\\\ud83d",
+                rb"\\\\ud83d\\ude00",
+                rb"\\ud83d\ude00",
+                rb"\\\ud83d\ude00",
+                rb"\ud83d\ude00\ude00",
+                rb"\uD7ff\uE000",
+                rb"\\\\\ud83d\ude00\uDBFF",
+            )
+        ),
     ],
 )
 def test_both_readers_agree_on_unusual_bodies(body: bytes) -> None:
     assert outcome(lambda: in_pieces(body, [3])) == outcome(lambda: read_body(body, PROMPT))
+
+
+_escapes = st.lists(
+    st.sampled_from(
+        [r"\ud83d", r"\ude00", r"\uDBFF", r"\uDC00", r"\\", r"\u4e2d", r"\"", r"\n", "x", "ud83d", "é"]
+    ),
+    max_size=12,
+).map("".join)
+
+
+@settings(deadline=None, max_examples=300)
+@given(_escapes, st.lists(st.integers(1, 9), min_size=1, max_size=5))
+def test_both_readers_find_the_same_half_of_a_surrogate_pair(text: str, sizes: list[int]) -> None:
+    body = f'{{"model":"a","messages":["{text}"]}}'.encode()
+    assert words(lambda: in_pieces(body, sizes)) == words(lambda: read_body(body, PROMPT))
+    json.loads(body)
+
+
+@pytest.mark.parametrize(
+    ("body", "why"),
+    [
+        (b'"model"', "expected { (byte 0), found '\"'"),
+        (b"\xef\xbb\xbfmodel", "expected { (byte 3), found 'm'"),
+        ('{"model":"a"}'.encode("utf-16"), "it is UTF-16, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"a"}'.encode("utf-16-be"), "it is UTF-16, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ('{"model":"a"}'.encode("utf-32"), "it is UTF-32, and JSON must be UTF-8 (RFC 8259 section 8.1)"),
+        ("{\u201cmodel\u201d:1}".encode(), "expected \" or } (byte 1), found '\u201c' (U+201C)"),
+        (b'{"model":\xff}', "expected a value (byte 9), found 0xff"),
+        (b'{"user":{},"n":01}', "the value of `n` is malformed (byte 15), found '0'"),
+        (b'{"user":{},"model":"\xff"}', "the value of `model` is malformed (byte 19), found '\"'"),
+        (b'{"user":"\\ud83d', "unexpected end"),
+        (b'{"user":"\\ud83d\\ud', "unexpected end"),
+        (b'{"user":"\\ud83d"', "\\ud83d is half of a surrogate pair (byte 9), its other half is missing"),
+        (b" ", "it is empty"),
+    ],
+)
+@pytest.mark.parametrize("size", [9, 99])
+def test_a_refusal_names_the_cause_and_the_byte(body: bytes, why: str, size: int) -> None:
+    assert words(lambda: in_pieces(body, [size])) == f"cannot parse the request body as JSON: {why}"
+
+
+def test_a_half_of_a_surrogate_pair_is_found_across_steps() -> None:
+    before = b'{"model":"a","user":["'
+    for shift in range(14):
+        text = b"x" * (STEP_BYTES - len(before) - shift)
+        good = before + text + rb'\ud83d\ude00"]}'
+        assert JsonReader(PROMPT).finish(good).model == "a"
+        for half in (rb"\ud83d", rb"\ude00"):
+            with pytest.raises(HttpError, match=rf"half of a surrogate pair \(byte {len(before + text)}\)"):
+                JsonReader(PROMPT).finish(before + text + half + b' and more"]}')
 
 
 @pytest.mark.parametrize(

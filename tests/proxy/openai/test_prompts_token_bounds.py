@@ -46,6 +46,8 @@ def body(**fields: Any) -> bytes:
 def test_bounds(fields: dict[str, Any], choices: int, output: int | None) -> None:
     sent = body(**fields)
     assert bounds_of(sent) == (len(sent) + TEMPLATE_TOKENS, choices, output)
+    marked = b"\xef\xbb\xbf" + sent
+    assert bounds_of(marked) == (len(marked) + TEMPLATE_TOKENS, choices, output)
 
 
 def test_an_image_has_tokens_that_its_address_has_not() -> None:
