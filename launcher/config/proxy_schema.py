@@ -177,7 +177,7 @@ class Proxy(Section, frozen=True):
     ] = 16384
     connect_timeout_s: Annotated[Seconds, doc("Longest time to connect to an instance.")] = 5.0
     first_token_timeout_s: Annotated[
-        Seconds, doc("Longest time from sending a request to an instance to the first byte of its response.")
+        Seconds, doc("Longest time from sending a request to an instance to the first output of its stream.")
     ] = 300.0
     first_token_timeout_per_1k_s: Annotated[
         Seconds, doc("Added to first_token_timeout_s for each 1,000 tokens of the prompt (estimated).")

@@ -12,7 +12,7 @@ from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.error_forms import opening_of
-from launcher.proxy.openai.answers import USAGE_BYTES, begins_response, response_id, usage_of
+from launcher.proxy.openai.answers import USAGE_BYTES, response_id, usage_of
 from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.prompts import said_usage
 from launcher.proxy.openai.stream_options import UsageAsk
@@ -118,8 +118,9 @@ class Streaming:
             self._write(request, attempt, data, raw, clean=clean)
         else:
             attempt.start(data, raw, clean=clean)
-        if attempt.tracker is not None and not attempt.has_output and not attempt.tracker.quiet:
-            self._note_output(request, attempt, data)
+        if attempt.tracker is not None and attempt.tracker.output and not attempt.has_output:
+            attempt.note_output()
+            self._post(request, PromptComputed(attempt))
 
     def _spliced(self, request: Request, attempt: Attempt, splice: Splicer, events: bytes) -> bytes:
         """What of a continuation the client does not have yet."""
@@ -131,14 +132,6 @@ class Streaming:
                 self._traits.note_ids_ignored(request.model)
             self._post(request, Diverged(attempt, str(error), ids_ignored=ids_ignored))
             return b""
-
-    def _note_output(self, request: Request, attempt: Attempt, data: bytes) -> None:
-        """A first event may come before a prompt is computed: only output tells that it has been."""
-        said = request.transcript
-        is_opening = begins_response(data) if said is None else not said.text and said.odd is None
-        if not is_opening:
-            attempt.note_output()
-            self._post(request, PromptComputed(attempt))
 
     def _arm(self, request: Request, attempt: Attempt) -> None:
         """From the next read on usual events take the fast path."""

@@ -35,7 +35,6 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 # Anthropic's `input_tokens` exclude cached tokens (vLLM 0.32, anthropic/serving.py).
 _CACHE_READ: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
 _CACHE_CREATED: Final = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
-_BEGINS: Final = re.compile(rb"^event: ?response\.(?:created|in_progress|queued)\r?$", re.MULTILINE)
 _RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
 
 
@@ -43,14 +42,6 @@ def response_id(answer: bytes) -> str | None:
     """The id of the stored response that an answer of /v1/responses, or its first event, announces."""
     found = _RESPONSE_ID.search(answer, 0, _PREFIX_BYTES)
     return found[1].decode() if found else None
-
-
-def begins_response(events: bytes) -> bool:
-    """Whether all these events of /v1/responses precede the computed prompt.
-
-    Source: vLLM 0.32, entrypoints/openai/responses/serving.py.
-    """
-    return 0 < events.count(b"\n\n") == len(_BEGINS.findall(events))
 
 
 Counts = tuple[int, int, int | None]

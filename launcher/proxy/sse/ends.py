@@ -1,4 +1,4 @@
-"""How the event streams of a route end, and how an engine says that it gave a request up, in a stream or a whole response.
+"""What events say: a part of the answer, nothing yet, the end of their stream, or that the engine gave the request up.
 
 Sources: vLLM 0.32 and 0.33, entrypoints/anthropic/serving.py, cohere/serving.py, openai/responses/serving.py. Only events
 that may be the last ones are decoded, by a sign; texts may hold the same words.
@@ -89,6 +89,119 @@ def finished_choices(data: bytes) -> tuple[int, ...]:
         choice.get("index", 0) for choice in found if finish_reason_of(choice) not in {None, *_NOT_WHOLE}
     ]
     return tuple(index for index in whole if isinstance(index, int))
+
+
+# --- Output: the events that bring a part of an answer. ---
+
+# Types of events that servers send by a timer: Anthropic's API, OpenAI's /v1/responses.
+_PINGS: Final = frozenset({"ping", "keepalive"})
+PING_SIGNS: Final = (b'"ping"', b'"keepalive"')
+"""In the data of each such event."""
+_NO_PARTS: Final = frozenset({"index", "delta", "finish_reason", "stop_reason", "content_filter_results"})
+_CREATED: Final = frozenset({"response.created", "response.queued", "response.in_progress"})
+_ADDED: Final = frozenset(
+    {
+        "response.content_part.added",
+        "response.output_item.added",
+        "response.reasoning_part.added",
+        "response.reasoning_summary_part.added",
+    }
+)
+# Of a content block, an item or a part: such a one has its text, or its summary, in other fields. A tool's name is output.
+_TEXT_TYPES: Final = frozenset(
+    {"message", "output_text", "reasoning", "reasoning_text", "summary_text", "text", "thinking"}
+)
+_ABOUT: Final = frozenset({"id", "role", "signature", "status", "type"})
+
+
+def is_ping(data: bytes) -> bool:
+    """Whether an event of these data is sent by a timer, whatever the engine does."""
+    return any(sign in data for sign in PING_SIGNS) and _text(_object(data), "type") in _PINGS
+
+
+def brings_output(end: StreamEnd, data: bytes) -> bool:
+    """Whether an event of these data brings a part of the answer, or says why none comes; an unknown event does.
+
+    What does not: a chunk with a role and nothing else, message_start, response.created, the beginning of a text that is
+    empty so far. An engine may send them before it has computed anything, or its API server does without asking it.
+    """
+    try:
+        said = msgspec.json.decode(data)
+    except _UNREADABLE:
+        return True
+    if not isinstance(said, dict) or said.get("error"):
+        return True
+    match end:
+        case StreamEnd.DONE:
+            choices = said.get("choices")
+            return not isinstance(choices, list) or any(map(_choice_brings, choices))
+        case StreamEnd.MESSAGE_STOP:
+            return _anthropic_brings(said)
+        case StreamEnd.RESPONSE_COMPLETED:
+            return _response_brings(said)
+        case StreamEnd.MESSAGE_END:
+            return _cohere_brings(said)
+    assert_never(end)
+
+
+def _choice_brings(choice: Any) -> bool:
+    if not isinstance(choice, dict):
+        return True
+    reason = choice.get("finish_reason")
+    if isinstance(reason, str) and reason not in NO_REASONS:
+        return True
+    delta = choice.get("delta")
+    parts = [value for name, value in choice.items() if name not in _NO_PARTS]
+    if isinstance(delta, dict):
+        parts += [value for name, value in delta.items() if name != "role"]
+    return _is_filled(parts)
+
+
+def _anthropic_brings(said: dict[str, Any]) -> bool:
+    match said.get("type"):
+        case "message_start":
+            message = said.get("message")
+            return isinstance(message, dict) and _is_filled(message.get("content"))
+        case "content_block_start":
+            return _begun_brings(said.get("content_block"))
+        case _:
+            return True
+
+
+def _response_brings(said: dict[str, Any]) -> bool:
+    type_ = said.get("type")
+    if type_ in _CREATED:
+        response = said.get("response")
+        return isinstance(response, dict) and _is_filled(response.get("output"))
+    return type_ not in _ADDED or _begun_brings(said.get("item", said.get("part")))
+
+
+def _cohere_brings(said: dict[str, Any]) -> bool:
+    type_ = said.get("type")
+    if type_ == "message-start":
+        return False
+    if type_ != "content-start":
+        return True
+    at: Any = said
+    for name in ("delta", "message", "content"):
+        at = at.get(name) if isinstance(at, dict) else None
+    return _begun_brings(at)
+
+
+def _begun_brings(begun: Any) -> bool:
+    """Whether a content block, an item or a part that begins is more than the place for a text."""
+    if not isinstance(begun, dict) or begun.get("type") not in _TEXT_TYPES:
+        return True
+    return any(_is_filled(value) for name, value in begun.items() if name not in _ABOUT)
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether any text or number is in it."""
+    if isinstance(value, dict):
+        return any(map(_is_filled, value.values()))
+    if isinstance(value, list):
+        return any(map(_is_filled, value))
+    return bool(value)
 
 
 # --- Other APIs. ---

@@ -237,6 +237,8 @@ class FastPath:
             or _OBJECT not in data
             or b"error" in data
             or b"failed" in data
+            or b"ping" in data
+            or b'"keepalive"' in data
             or self._mark in data
             or _ends_choice(data)
             or (b'"usage"' in data and data.count(b'"usage"') != data.count(NO_USAGE))

@@ -10,7 +10,7 @@ leaves no half event with the client. vLLM writes whole events, so nothing waits
 comes.
 
 An instance may write half an event and go on. Data that begins with `{`, and all data after the first such event, must
-be JSON, or [DONE]. Comments, and other events without data, say nothing (`quiet`): they are no progress.
+be JSON, or [DONE]. Comments, events without data and pings say nothing (`quiet`): they are no progress.
 """
 
 from __future__ import annotations
@@ -21,10 +21,20 @@ from typing import Final
 import msgspec
 
 from launcher.proxy.openai.answers import is_json
-from launcher.proxy.sse.ends import SIGNS, Event, StreamEnd, finished_choices, read_event
+from launcher.proxy.sse.ends import (
+    PING_SIGNS,
+    SIGNS,
+    Event,
+    StreamEnd,
+    brings_output,
+    finished_choices,
+    is_ping,
+    read_event,
+)
 
 HOLD_BYTES = 1 << 20
 _NAME_BYTES = 64  # of an event's first line
+_PING_BYTES = 256
 
 EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
@@ -44,7 +54,9 @@ _FIELD = re.compile(
     rb"(?:data|event|id|retry)?:|(?:data|event|id|retry)?$"
 )  # of a line: others are ignored by clients
 _NOT_A_COMMENT = re.compile(rb"\r|\n[^:\n]")  # behind a comment
-_SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"')  # signs of an error or an end; text may hold them, too
+# Signs of an error, an end or a ping; text may hold them, too.
+_SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"', *PING_SIGNS)
+_PING_NAME = re.compile(rb"(?:^|[\r\n])event:[ ]?(?:ping|keep-?alive|heartbeat)[\r\n]")
 
 
 def aborted(answer: bytes) -> bool:
@@ -56,24 +68,25 @@ def aborted(answer: bytes) -> bool:
 
 
 def event_data(event: bytes) -> bytes | None:
-    """The data of one event, its lines joined as the standard says; None for a comment or an empty event.
+    """The data of one event, its lines joined as the standard says; None for a comment and an event with empty data.
 
     Source: HTML Living Standard, 9.2.6 "Interpreting an event stream".
     """
     found = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
-    return b"\n".join(found) if found else None
+    return b"\n".join(found) or None
 
 
 class EventTracker:
     def __init__(self, end: StreamEnd = StreamEnd.DONE, *, choices: int = 1) -> None:
         """`choices`: how many the request asked for."""
         self.end = end
-        self.events = 0  # whole events with data, passed or left out
+        self.events = 0  # whole events with data, passed or left out; pings are none
+        self.output = False  # a part of the answer came, or something unknown
         self.done = False  # its end came, and no error before it
         self.error: bytes | None = None  # the first error event; one of the engine was not passed
-        self.error_first = False  # nothing came before it
+        self.error_first = False  # no output came before it
         self.broken = False  # an event was no JSON; it was not passed, nor was what came after it
-        self.quiet = False  # the last bytes fed were comments, or other events without data
+        self.quiet = False  # the last bytes fed were comments, pings, or other events without data
         self._signs = _SIGNS + SIGNS[end]
         self._json = False  # an event's data was a JSON object
         self._closing = False  # the event came that must precede the last one
@@ -93,11 +106,11 @@ class EventTracker:
         cut = len(data) if data.endswith(b"\n\n") else _last_boundary(data, max(0, len(self._held) - 3))
         if cut == 0:
             self._held = data
-            self.quiet = data.startswith(b":") and len(data) <= HOLD_BYTES
+            self.quiet = _may_say_nothing(data)
             return self._overflow()
         whole, self._held = (data, b"") if cut == len(data) else (data[:cut], data[cut:])
         passed = self._judge(whole)
-        self.quiet = self.quiet and (not self._held or self._held.startswith(b":"))
+        self.quiet = self.quiet and _may_say_nothing(self._held)
         return passed + self._overflow() if len(self._held) > HOLD_BYTES else passed
 
     def _overflow(self) -> bytes:
@@ -105,6 +118,7 @@ class EventTracker:
             return b""
         # The last 3 bytes may begin a boundary.
         passed, self._held = self._held[:-3], self._held[-3:]
+        self.output = True
         if not self._open:
             self._open = True
             # The last event of a response repeats all of it.
@@ -119,7 +133,7 @@ class EventTracker:
         if whole.startswith(b"data: {") and whole.find(b"\n\n") == len(whole) - 2 and self._is_usual(whole):
             self.events += 1
             self._json = True
-            self._note_finished(whole[6:])
+            self._note(whole[6:])
             return whole
         self.quiet = True
         if whole.startswith(b":") and not self._open and _NOT_A_COMMENT.search(whole) is None:
@@ -149,6 +163,8 @@ class EventTracker:
             self._open_is_last = False
             return True
         data = event_data(event)
+        if data is not None and (_PING_NAME.search(event) is not None or is_ping(data)):
+            data = None
         if self.error is None and not self.broken and not self.done:
             self._read(event, data)
         if self.engine_fault or self.broken:
@@ -158,31 +174,32 @@ class EventTracker:
             return True
         self.quiet = False
         self.events += 1
+        self._note(data)
         return self.error is None or data.strip() != b"[DONE]"
 
     def _read(self, event: bytes, data: bytes | None) -> None:
         """Whether it is no JSON, an error, or the end."""
         if self._is_broken(event, data):
             self.broken = True
+        elif not any(sign in event for sign in self._signs):
             return
-        if data is not None:
-            self._note_finished(data)
-        if not any(sign in event for sign in self._signs):
-            return
-        if aborted(event):
+        elif aborted(event):
             self._fail(_ABORT_ERROR)
         elif any(_ERROR_DATA.match(line) or _ERROR_NAME.match(line) for line in event.splitlines()):
             self._fail(event)
         elif data is not None:
             self._read_end(data)
 
-    def _note_finished(self, data: bytes) -> None:
+    def _note(self, data: bytes) -> None:
+        """What an event with data tells beside an error or the end."""
+        if not self.output:
+            self.output = brings_output(self.end, data)
         if self.end is StreamEnd.DONE:
             self._finished.update(finished_choices(data))
 
     def _fail(self, error: bytes) -> None:
         self.error = error
-        self.error_first = self.events == 0
+        self.error_first = not self.output
 
     def _is_broken(self, event: bytes, data: bytes | None) -> bool:
         if data is None:
@@ -261,6 +278,11 @@ class EventTracker:
             return False
         code = _CODE.search(self.error)
         return code is None or not code[1].startswith(b"4")
+
+
+def _may_say_nothing(held: bytes) -> bool:
+    """Whether the beginning of an event, or of none, may be that of a comment or a ping."""
+    return len(held) <= _PING_BYTES or (held.startswith(b":") and len(held) <= HOLD_BYTES)
 
 
 def _last_boundary(data: bytes, begin: int) -> int:

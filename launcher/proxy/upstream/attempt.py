@@ -2,9 +2,10 @@
 
 What it finds is posted to the request: StreamStarted with the first bytes that may go to the client (further ones go to
 `Output`), then one of AnswerCompleted, AnswerReceived (a whole response, held back until it was complete) and
-AttemptFailed. A small whole response, and the first event of a stream, are waited for before anything is delivered:
-an upstream that breaks until then costs the client nothing but time. Comments are no event and no progress: an API
-server writes them by a timer, whatever its engine does. The client gets those that come after the first event.
+AttemptFailed. A small whole response, and the first event of a stream that brings output, are waited for before anything
+is delivered: an upstream that breaks until then costs the client nothing but time, and no id of its events has been told.
+Comments and pings are no event and no progress: an API server writes them by a timer, whatever its engine does. The client
+gets those that come after the first output.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ class Attempt:
         self.connection: UpstreamConnection | None = None  # None: it has not been sent, or is over
         self.head: ResponseHead | None = None
         self.tracker: EventTracker | None = None  # of an event stream
-        self._held: bytes | bytearray = b""  # of a response that is no stream
+        # Of a response that is no stream; of a stream, the events before its first output.
+        self._held: bytes | bytearray = b""
         self._hold = HOLD_BYTES  # beyond this it is delivered in pieces
         self.reached = True  # the upstream may have begun with it: no connect that failed
         self.delivering = False  # bytes of it went to the client
@@ -178,13 +180,19 @@ class Attempt:
             return
         passed = tracker.feed(payload)
         self._reads += not tracker.quiet
-        if tracker.quiet and not self.delivering:
-            return
+        clean = passed is payload
+        if not self.delivering:
+            if tracker.quiet:
+                return
+            if self._held:
+                passed, raw, self._held = bytes(self._held) + passed, None, b""
+            if not tracker.output and len(passed) <= HOLD_BYTES:
+                self._held, passed = passed, b""
         if tracker.done and self.upstream is not None and self._is_empty(tracker, passed):
             self.fail("it ended without any output")
             return
         if passed:
-            self._output.events(self, passed, raw, clean=passed is payload)
+            self._output.events(self, passed, raw, clean=clean)
         if tracker.broken:
             self.fail(_NOT_JSON)
         elif tracker.error is not None and tracker.engine_fault:
@@ -267,7 +275,7 @@ class Attempt:
         return promises_json(head.status, head.content_type, json_route=json_route)
 
     def _stream_end(self, tracker: EventTracker) -> None:
-        rest = tracker.rest()
+        rest = bytes(self._held) + tracker.rest()
         if self.request.stream_end is not None and (end := tracker.missing_end(rest)):
             self._output.events(self, end, None, clean=False)
             rest = b""

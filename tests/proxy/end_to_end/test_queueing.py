@@ -265,14 +265,16 @@ async def test_so_do_streams_that_end_without_done(build: Build, path: str) -> N
 
 
 async def test_a_response_that_is_created_is_not_computed_yet(proxy: ProxyUnderTest) -> None:
-    """vLLM says so before it begins: only a token tells that the prompt is done and the next one may come."""
-    go = asyncio.Event()
+    """vLLM says so before it begins: only a token tells that the prompt is done and the next one may come. Until then
+    the client gets nothing, so that another instance may answer."""
+    pending: list[int] = []
 
     async def script(call: Call) -> None:
         await call.start_stream()
         for kind in ("created", "in_progress"):
             await call.chunk(b'event: response.%b\ndata: {"type":"response.%b"}\n\n' % (2 * (kind.encode(),)))
-        await go.wait()
+        await until(lambda: proxy.server.progress(0, 1) > 1)  # beside the head
+        pending.append(len(upstream.load.pending))
         await call.chunk(b'event: response.output_text.delta\ndata: {"delta":"x"}\n\n')
         await call.until_left()
 
@@ -280,9 +282,8 @@ async def test_a_response_that_is_created_is_not_computed_yet(proxy: ProxyUnderT
     (upstream,) = proxy.server.balancer.table
     asked = json.dumps({"model": "m", "input": "x", "stream": True})
     async with asyncio.timeout(SOON_S), proxy.client.post("/v1/responses", data=asked) as answer:
+        assert pending == [1]
         await answer.content.readuntil(b'in_progress"}\n\n')
-        assert len(upstream.load.pending) == 1
-        go.set()
         await answer.content.readuntil(b'"x"}\n\n')
         assert not upstream.load.pending
 

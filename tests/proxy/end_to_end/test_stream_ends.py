@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import aiohttp
@@ -154,14 +154,14 @@ async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, tol
     engine = await proxy.engine(0)
     events = (*told.before, *told.end)
     whole = 1 if told.end == (DONE,) else 0  # an answer whose choices have all ended needs no [DONE]
-    for cut in range(1, len(events) - whole):
+    for cut in range(2, len(events) - whole):  # the first one may be none that brings output
         engine.script = engine_of(events[:cut])
         got = await ask(proxy, told)
         passed = b"".join(told.before[:cut])
         assert got.startswith(passed), cut
         assert b"error" in got.removeprefix(passed).lower(), cut
         assert DONE not in got
-        await until(lambda at=cut: len(proxy.entries) == at)  # type: ignore[misc]
+        await until(lambda at=cut: len(proxy.entries) == at - 1)  # type: ignore[misc]
         assert proxy.entries[-1].outcome == "failed", cut
 
 
@@ -386,3 +386,122 @@ async def test_a_body_that_breaks_off_is_not_complete(proxy: ProxyUnderTest) -> 
     got = await chat(proxy, 1, **TOOLS)
     assert b'"error"' in got
     assert DONE not in got
+
+
+# --- Events before the first that brings output. ---
+
+PING = b'event: ping\ndata: {"type": "ping"}\n\n'
+
+
+def response_begun(id_: str) -> tuple[bytes, ...]:
+    created = response("response.created", id=id_, output=[], usage=None)
+    item = {"id": "i" + id_, "type": "message", "content": []}
+    return created, PING, named({"type": "response.output_item.added", "item": item})
+
+
+def message_begun(id_: str) -> tuple[bytes, ...]:
+    begun = message("message_start", message={"id": id_, "content": [], "stop_reason": None})
+    block = message("content_block_start", index=0, content_block={"type": "text", "text": ""})
+    return begun, PING, block
+
+
+def choice_begun(id_: str) -> tuple[bytes, ...]:
+    delta = {"role": "assistant", "content": ""}
+    return b": ping\n\n", data({"id": id_, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def cohere_begun(id_: str) -> tuple[bytes, ...]:
+    return (data({"id": id_, "type": "message-start", "delta": {"message": {"role": "assistant"}}}),)
+
+
+@dataclass(frozen=True)
+class Begun:
+    path: str
+    begin: Callable[[str], tuple[bytes, ...]]
+    rest: tuple[bytes, ...]
+
+    @property
+    def told(self) -> Told:
+        return Told(self.path, (), ())
+
+
+BEGUN_STREAMS = (
+    Begun("/v1/chat/completions", choice_begun, (choice(), choice(finish_reason="stop"), DONE)),
+    Begun(MESSAGES, message_begun, (BLOCK, STOPPED, message("message_stop"))),
+    Begun(RESPONSES, response_begun, (DELTA, response("response.completed", id="resp_b"))),
+    Begun(COHERE, cohere_begun, (COHERE_TEXT, cohere_end("COMPLETE"), DONE)),
+)
+begun_streams = pytest.mark.parametrize("of", BEGUN_STREAMS, ids=lambda of: of.path)
+
+
+@begun_streams
+@pytest.mark.parametrize("then", ["dies", "ends", "pings", "fails"])
+async def test_until_the_first_output_another_instance_may_answer(build: Build, of: Begun, then: str) -> None:
+    """The client reads one answer with one id."""
+    proxy = await build(first_token_timeout_s=0.3, first_token_timeout_per_1k_s=0.0)
+    go = asyncio.Event()
+
+    async def begins(call: Call) -> None:
+        await call.start_stream()
+        for event in of.begin("resp_a"):
+            await call.chunk(event)
+        while then == "pings" and not call.left.is_set():
+            await call.chunk(PING)
+            await asyncio.sleep(0.02)
+        await go.wait()
+        if then == "fails":
+            await call.chunk(b'data: {"error": {"message": "EngineCore died", "code": 500}}\n\n')
+        if then == "dies":
+            call.cut()
+        else:
+            await call.end_stream()
+
+    first = await proxy.engine(0, begins)
+    asked = asyncio.create_task(ask(proxy, of.told))
+    await until(lambda: len(first.calls) == 1)
+    await proxy.engine(1, engine_of((*of.begin("resp_b"), *of.rest)))
+    go.set()
+    got = await asked
+    told = [event for event in (*of.begin("resp_b"), *of.rest) if not event.startswith((b":", PING))]
+    assert got.replace(PING, b"") == b"".join(told)
+    assert proxy.server.readings.stats()["retried"] >= 1
+    assert proxy.sums()["completed"] == 1
+
+
+@begun_streams
+async def test_a_first_token_is_the_first_output(proxy: ProxyUnderTest, of: Begun) -> None:
+    go = asyncio.Event()
+
+    async def waits(call: Call) -> None:
+        await call.start_stream()
+        for event in of.begin("resp_b"):
+            await call.chunk(event)
+        await go.wait()
+        await call.chunk(of.rest[0])
+        await call.until_left()
+
+    engine = await proxy.engine(0, waits)
+    asked = asyncio.create_task(ask(proxy, of.told))
+    await until(lambda: bool(engine.calls) and proxy.server.progress(0, 1) > 1)
+    await asyncio.sleep(0.02)
+    assert proxy.server.readings.first_token() is None
+    go.set()
+    await until(lambda: proxy.server.readings.first_token() is not None)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+@pytest.mark.parametrize("of", BEGUN_STREAMS[1:3], ids=lambda of: of.path)
+async def test_pings_within_an_answer_are_no_progress(build: Build, of: Begun) -> None:
+    proxy = await build(idle_timeout_s=0.5)
+
+    async def pings(call: Call) -> None:
+        await call.start_stream()
+        for event in (*of.begin("resp_b"), of.rest[0], of.rest[0]):
+            await call.chunk(event)
+        while not call.left.is_set():
+            await call.chunk(PING)
+            await asyncio.sleep(0.02)
+
+    await proxy.engine(0, pings)
+    assert b"no further byte within 0.5 s" in await ask(proxy, of.told)

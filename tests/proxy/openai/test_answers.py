@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.proxy.openai.answers import begins_response, response_id, usage_of
+from launcher.proxy.openai.answers import response_id, usage_of
 
 
 def test_the_id_of_a_stored_response() -> None:
@@ -54,13 +54,3 @@ def test_usage(told: bytes, usage: tuple[int, int, int | None] | None) -> None:
 def test_a_usage_of_output_alone_completes_what_was_said_before() -> None:
     told = b'event: message_delta\ndata: {"usage":{"output_tokens":2}}\n\n'
     assert usage_of(told, (31, 0, 16)) == (31, 2, 16)
-
-
-def test_events_before_the_prompt_is_computed() -> None:
-    created = b'event: response.created\ndata: {"type":"response.created"}\n\n'
-    delta = b'event: response.output_text.delta\ndata: {"delta":"response.created"}\n\n'
-    assert begins_response(created)
-    assert begins_response(created + created.replace(b"created", b"in_progress"))
-    assert not begins_response(created + delta)
-    assert not begins_response(delta)
-    assert not begins_response(b": waiting\n\n")

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.proxy.http1.chunks import ChunkedDecoder
-from launcher.proxy.sse.ends import MARKS, SIGNS, Event, StreamEnd, gave_up, read_event
+from launcher.proxy.sse.ends import MARKS, SIGNS, Event, StreamEnd, brings_output, gave_up, read_event
 from launcher.proxy.sse.fast_path import FastPath
 from launcher.proxy.sse.tracker import EventTracker
 
@@ -125,3 +125,96 @@ def test_any_split_and_the_fast_path_find_the_same_end(
     assert not (done and error)
     if error is not None and end is not StreamEnd.DONE:
         assert b"[DONE]" not in bytes(text).rpartition(b"\n\n")[2]  # type: ignore[call-overload]
+
+
+NOTHING_YET = (
+    (StreamEnd.DONE, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}),
+    (StreamEnd.DONE, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": None}, "finish_reason": ""}]}),
+    (StreamEnd.DONE, {"choices": [{"index": 1, "delta": {"role": "assistant", "tool_calls": []}, "logprobs": None}]}),
+    (StreamEnd.DONE, {"choices": [{"index": 0, "text": "", "finish_reason": "null"}]}),
+    (StreamEnd.DONE, {"choices": [], "prompt_filter_results": [{"prompt_index": 0}]}),
+    (ANTHROPIC, {"type": "message_start", "message": {"id": "a", "content": [], "usage": {"input_tokens": 3}}}),
+    (ANTHROPIC, {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}),
+    (ANTHROPIC, {"type": "content_block_start", "content_block": {"type": "thinking", "thinking": "", "signature": "x"}}),
+    (RESPONSE, {"type": "response.created", "response": {"id": "r", "instructions": "x", "output": []}}),
+    (RESPONSE, {"type": "response.in_progress", "response": {"id": "r"}}),
+    (RESPONSE, {"type": "response.queued"}),
+    (RESPONSE, {"type": "response.output_item.added", "item": {"id": "i", "type": "message", "status": "x", "content": []}}),
+    (RESPONSE, {"type": "response.content_part.added", "part": {"type": "output_text", "text": "", "annotations": []}}),
+    (COHERE, {"type": "message-start", "id": "c", "delta": {"message": {"role": "assistant"}}}),
+    (COHERE, {"type": "content-start", "delta": {"message": {"content": {"type": "text", "text": ""}}}}),
+)  # fmt: skip
+SOMETHING = (
+    (StreamEnd.DONE, {"choices": [{"index": 0, "delta": {"role": "assistant", "content": "a"}}]}),
+    (StreamEnd.DONE, {"choices": [{"delta": {"role": "assistant"}}, {"index": 1, "delta": {"reasoning_content": "a"}}]}),
+    (StreamEnd.DONE, {"choices": [{"delta": {"tool_calls": [{"index": 0, "function": {"name": "f"}}]}}]}),
+    (StreamEnd.DONE, {"choices": [{"delta": {}, "finish_reason": "stop"}]}),
+    (StreamEnd.DONE, {"choices": [{"delta": {}, "finish_reason": "eos_token"}]}),
+    (StreamEnd.DONE, {"choices": [{"token_ids": [5]}]}),
+    (StreamEnd.DONE, {"error": {"message": "no", "code": 400}}),
+    (StreamEnd.DONE, {"text": "another engine's"}),
+    (StreamEnd.DONE, ["a"]),
+    (ANTHROPIC, {"type": "content_block_start", "content_block": {"type": "tool_use", "id": "t", "name": "f", "input": {}}}),
+    (ANTHROPIC, {"type": "content_block_delta", "delta": {"text": "message_start"}}),
+    (ANTHROPIC, {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}),
+    (ANTHROPIC, {"type": "error", "error": {"type": "invalid_request_error"}}),
+    (RESPONSE, {"type": "response.output_item.added", "item": {"type": "function_call", "name": "f", "arguments": ""}}),
+    (RESPONSE, {"type": "response.output_text.delta", "delta": "response.created"}),
+    (RESPONSE, {"type": "response.completed", "response": {"status": "completed", "output": []}}),
+    (COHERE, {"type": "tool-plan-delta", "delta": {"message": {"tool_plan": "a"}}}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("end", "payload", "expected"),
+    [(*told, False) for told in NOTHING_YET] + [(*told, True) for told in SOMETHING],
+)
+def test_output_is_what_brings_a_part_of_the_answer(end: StreamEnd, payload: object, expected: bool) -> None:
+    data = json.dumps(payload).encode()
+    assert brings_output(end, data) is expected
+    tracker = EventTracker(end)
+    tracker.feed(b"data: " + data + b"\n\n")
+    assert tracker.output is expected
+    assert not tracker.quiet
+
+
+PINGS = (
+    b'event: ping\ndata: {"type": "ping"}\n\n',
+    b'data: {"type":"ping"}\n\n',
+    b"event: ping\ndata: {}\n\n",
+    b'event: keepalive\ndata: {"type":"keepalive","sequence_number":3}\n\n',
+    b'data: {"type":"keepalive","sequence_number":3}\n\n',
+    b"event: heartbeat\ndata: x\n\n",
+    b"data:\n\n",
+    b"data: \n\n",
+    b": ping\n\n",
+)
+
+
+@pytest.mark.parametrize("ping", PINGS)
+@pytest.mark.parametrize("end", StreamEnd)
+def test_a_ping_is_nothing(end: StreamEnd, ping: bytes) -> None:
+    word = b'data: {"delta":{"type":"ping","ping":"ping"},"type":"x"}\n\n'
+    for before in (b"", word):
+        tracker = EventTracker(end)
+        tracker.feed(before)
+        events = tracker.events
+        for cut in range(1, len(ping)):
+            assert tracker.feed(ping[:cut]) + tracker.feed(ping[cut:]) == ping
+            assert tracker.quiet
+        assert tracker.feed(ping) == ping
+        assert tracker.quiet
+        assert (tracker.events, tracker.output, tracker.broken, tracker.error) == (
+            events,
+            bool(before),
+            False,
+            None,
+        )
+
+
+@pytest.mark.parametrize("ping", PINGS[:5])
+@pytest.mark.parametrize("end", StreamEnd)
+def test_a_ping_is_nothing_to_the_fast_path(end: StreamEnd, ping: bytes) -> None:
+    fast, sent = FastPath(), list[bytes]()
+    fast.arm_any(sent.append, end=end)
+    assert not fast.data_received(b"%x\r\n%b\r\n" % (len(ping), ping))
