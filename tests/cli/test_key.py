@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.fake_operations import Backstage, FakeOperations
+from support.keys import Fields
 
 from launcher.accounts.budgets import BudgetState, Past
 from launcher.cli import main
@@ -43,7 +44,7 @@ def test_add_prints_the_key_once_and_keeps_no_copy(file: Path, capsys: Output) -
     assert key not in file.read_text()
     assert key[12:] not in file.read_text()
     assert file.stat().st_mode & 0o777 == 0o600
-    entry = ApiKeys(str(file)).check(f"Bearer {key}", None, 0.0)
+    entry = ApiKeys(str(file)).check(Fields(("authorization", f"Bearer {key}")), 0.0)
     assert entry is not None
     assert entry.record.name == "ann"
 
