@@ -163,12 +163,17 @@ _MISTRAL_KEYS: Final = {
 _MISTRAL_LENGTH: Final = 128_000
 
 
-def from_mistral(params: Json) -> dict[str, Any]:
+def from_mistral(params: Json, beside: Json | None = None) -> dict[str, Any]:
     """A params.json under config.json's keys (vllm/transformers_utils/configs/mistral.py, 0.32).
+
+    `beside` is the config.json in the same folder: its keys count where params.json has none.
 
     Raises ValueError for a sliding_window that vLLM does not take."""
     config = {_MISTRAL_KEYS.get(key, key): value for key, value in params.items()}
-    config.setdefault("max_position_embeddings", _MISTRAL_LENGTH)
+    usual = {key: value for key, value in (beside or {}).items() if key not in _PARTS}
+    length = next((part["max_position_embeddings"] for part in _with_length(beside or {})), _MISTRAL_LENGTH)
+    if config.get("max_position_embeddings") is None:
+        config["max_position_embeddings"] = length
     config.setdefault("tie_word_embeddings", False)
     _windows(config)
     moe = config.get("moe")
@@ -184,7 +189,13 @@ def from_mistral(params: Json) -> dict[str, Any]:
         config["rope_parameters"] = {"rope_type": "yarn", "factor": yarn.get("factor")}
     if isinstance(quantization := config.get("quantization"), dict):
         config["quantization_config"] = _mistral_quantization(quantization)
-    return config | {"model_type": kind, "architectures": [architecture]}
+    return usual | config | {"model_type": kind, "architectures": [architecture]}
+
+
+def _with_length(beside: Json) -> Iterator[Json]:
+    for part in (beside, *_search(beside)):
+        if part.get("max_position_embeddings") is not None:
+            yield part
 
 
 def _windows(config: dict[str, Any]) -> None:

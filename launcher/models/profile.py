@@ -208,6 +208,10 @@ _DECIDE: Final = (
 )
 
 
+SHAPE_KEYS: Final = frozenset({"num_key_value_heads", "head_dim"})
+"""Keys that `ModelProfile.assumed` may name and that decide the bytes of a token."""
+
+
 def _assumed(
     its: Description, length: int | None, layers: tuple[KvLayers, ...], *, proved: bool
 ) -> Iterator[str]:

@@ -209,9 +209,13 @@ _ENCODER_FILES: Final = tuple(
 
 
 def _description(path: str, folder: Path) -> dict[str, Any]:
-    """config.json, or Mistral's params.json where there is none. Raises LauncherError."""
-    if not (folder / CONFIG).exists() and (folder / PARAMS).exists():
-        return from_mistral(_json(path, folder / PARAMS))
+    """config.json; Mistral's params.json where there is none, or where weights in Mistral's layout are beside it
+    (vllm/transformers_utils/config.py, get_config). Raises LauncherError."""
+    has_config = (folder / CONFIG).exists()
+    if (folder / PARAMS).exists() and (not has_config or any(folder.glob("consolidated*.safetensors"))):
+        return from_mistral(
+            _json(path, folder / PARAMS), (_optional(folder / CONFIG) or {}) if has_config else {}
+        )
     config = _json(path, folder / CONFIG)
     # ModelOpt up to 0.29 keeps the quantization in a file of its own.
     if "quantization_config" not in config and (quantization := _optional(folder / "hf_quant_config.json")):

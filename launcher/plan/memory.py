@@ -25,7 +25,7 @@ from launcher.base.text import GIB, MIB, counted, format_size
 from launcher.config.schema import Config, EngineKind
 from launcher.machine.topology import Topology
 from launcher.models.kv_pool import Pool, pool_of
-from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.models.profile import SHAPE_KEYS, UNKNOWN, ModelProfile
 from launcher.plan.plan import (
     NO_FACTS,
     EffectiveConfig,
@@ -83,6 +83,8 @@ class Demand:
     given_bytes: int | None
     """The explicit kv_cache; None for "auto"."""
     known: bool
+    guessed: bool = False
+    """The KV of a token is a guess: sizes that the model's files do not give."""
     unknown_why: str = ""
     """The reason why the figures are not known."""
     step_bytes: int = KV_STEP_BYTES
@@ -125,6 +127,7 @@ def demand_of(
         cap_bytes=max(cap, step),
         given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
         known=profile.known,
+        guessed=bool(set(profile.assumed) & SHAPE_KEYS),
         unknown_why=profile.unread or "its files are not on this machine",
         step_bytes=step,
         sources=(
@@ -390,9 +393,20 @@ def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:
         given, name = demand.given_bytes, demand.slot.model.name
         if given is not None and given < demand.need_bytes and name not in told:
             told.add(name)
+            remedy = (
+                f"set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len"
+            )
+            if demand.guessed:
+                yield warning(
+                    "kv-too-small",
+                    f"one request of max_model_len may need {format_size(demand.need_bytes)} of KV cache, more than the "
+                    f"{format_size(given)} of {name!r}: its config.json leaves out sizes, which the plan guesses",
+                    remedy,
+                )
+                continue
             yield violation(
                 "kv-too-small",
                 f"cannot start {name!r} with {format_size(given)} of KV cache: one request of max_model_len needs "
                 f"{format_size(demand.need_bytes)}",
-                f"set memory.kv_cache to at least {-(-demand.need_bytes // 2**20)}MiB, or lower max_model_len",
+                remedy,
             )

@@ -350,8 +350,15 @@ def test_mistrals_own_format_in_the_cache(tmp_path: Path, monkeypatch: pytest.Mo
     assert read_profile("org/name").known
 
 
-def test_config_json_goes_before_params_json(tmp_path: Path) -> None:
+def test_params_json_beside_config_json(tmp_path: Path) -> None:
+    """vLLM takes params.json where weights in Mistral's layout are beside it, with config.json for what it leaves out."""
     mistral_model(tmp_path)
+    path = model(tmp_path, {**LLAMA, "sliding_window": None, "text_config": {"num_hidden_layers": 4}})
+    assert read_profile(path).num_layers == 36
+    shorter = {key: value for key, value in PARAMS.items() if key != "max_position_embeddings"}
+    (tmp_path / "params.json").write_text(json.dumps(shorter))
+    assert read_profile(path).max_model_len == 131072
+    (tmp_path / "consolidated.safetensors").unlink()
     assert read_profile(model(tmp_path)).num_layers == 32
 
 

@@ -103,3 +103,15 @@ def test_a_model_that_cannot_be_read(tmp_path: Path) -> None:
     assert explicit.violations == ()
     assert [warning.code for warning in explicit.warnings] == ["memory-unchecked"]
     assert "config.json has no num_hidden_layers" in explicit.warnings[0].message
+
+
+def test_an_explicit_kv_cache_is_enough_where_sizes_are_guessed(tmp_path: Path) -> None:
+    guessed = {
+        "model_type": "of-remote-code", "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80,
+        "max_position_embeddings": 131072,
+    }  # fmt: skip
+    plan = plan_of(tmp_path, guessed, kv_cache="40GiB")
+    assert plan.violations == ()
+    assert {"kv-too-small", "assumed-size"} <= {warning.code for warning in plan.warnings}
+    known = plan_of(tmp_path, guessed | {"num_key_value_heads": 64, "head_dim": 128}, kv_cache="40GiB")
+    assert [violation.code for violation in known.violations] == ["kv-too-small"]
