@@ -129,16 +129,13 @@ def _computed(its: Description, count: int) -> list[Kinds]:
         return []
     repeats = list(its.layers["repeats"])
     period = first(its.text, str(its.layers.get("period"))) or len(repeats)
-    if period != len(repeats):
-        repeats = [repeats[0]] * (period - 1) + [repeats[-1]]
-    names = [repeats[index % period] for index in range(count)]
+    if period == len(repeats):
+        names = [repeats[index % period] for index in range(count)]
+    else:
+        names = [repeats[0] if (index + 1) % period else repeats[-1] for index in range(count)]
     if names and "last" in its.layers:
         names[-1] = its.layers["last"]
     return [_kind(name, its) for name in names]
-
-
-# transformers' patterns for configurations whose class is not known: every n-th layer has full attention.
-_PATTERNS: Final = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "cohere2": 4, "gpt_oss": 2}
 
 
 def _windows(its: Description, count: int) -> list[Kinds]:
@@ -146,7 +143,7 @@ def _windows(its: Description, count: int) -> list[Kinds]:
     text = its.text
     if not window_of(text):
         return [_FULL] * count
-    pattern = first(text, "sliding_window_pattern") or _PATTERNS.get(its.model_type)
+    pattern = first(text, "sliding_window_pattern")
     if pattern:
         return [_SLIDING if (i + 1) % pattern else _FULL for i in range(count)]
     full = first(text, "max_window_layers") if text.get("use_sliding_window") else None

@@ -20,6 +20,7 @@ _NAME: Final = re.compile(
 _KEYS: Final = frozenset({"self_attn.k_proj", "attn.k_proj", "attention.k_proj", "attention.wk", "attn_k"})
 _VALUES: Final = frozenset({"self_attn.v_proj", "attn.v_proj", "attention.v_proj", "attention.wv", "attn_v"})
 _LATENTS: Final = frozenset({"self_attn.kv_a_proj_with_mqa", "attention.wkv_a_with_mqa", "attn_kv_a_mqa"})
+_ENDS: Final = tuple(f"{name.rpartition('.')[2]}.weight" for name in (*_KEYS, *_VALUES, *_LATENTS))
 # Parts of a model that are not its language model.
 _OTHERS: Final = re.compile(r"vision|visual|audio|encoder|tower|vit|talker|speech|image|mtp")
 
@@ -41,7 +42,8 @@ def projections_of(tensors: Iterable[Tensor]) -> Projections:
     """Those of the language model: of the prefix with the most layers."""
     found: dict[str, dict[int, dict[str, int]]] = defaultdict(lambda: defaultdict(dict))
     for tensor in tensors:
-        match = _NAME.fullmatch(tensor.name) if tensor.rows else None
+        # A large mixture of experts has 100,000 tensors.
+        match = _NAME.fullmatch(tensor.name) if tensor.rows and tensor.name.endswith(_ENDS) else None
         if match is None or _OTHERS.search(match["prefix"]):
             continue
         kind = _kind(match["part"])

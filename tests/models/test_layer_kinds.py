@@ -32,6 +32,7 @@ NAS = [
         ({"model_type": "gemma4_text"}, "wwwwwfwf"),
         ({"model_type": "qwen3_next"}, "sssfsssf"),
         ({"model_type": "qwen3_next", "full_attention_interval": 2}, "sfsfsfsf"),
+        ({"model_type": "qwen3_next", "full_attention_interval": 2**40}, "ssssssss"),
         ({"model_type": "olmo3"}, "wwwfwwwf"),
         ({"model_type": "llama4_text"}, "cccfcccf"),
         ({"model_type": "falcon_h1"}, "bbbbbbbb"),
