@@ -21,19 +21,24 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
+import msgspec
+
+from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB, MIB, counted, format_size
-from launcher.config.schema import Config, EngineKind
+from launcher.config.schema import Config, EngineKind, Strategy
 from launcher.machine.topology import Topology
 from launcher.models.kv_pool import Pool, pool_of
 from launcher.models.profile import SHAPE_KEYS, UNKNOWN, ModelProfile
 from launcher.plan.plan import (
     NO_FACTS,
+    Accepts,
     EffectiveConfig,
     Facts,
     Finding,
     LedgerLine,
     LedgerRow,
     Slot,
+    untried,
     violation,
     warning,
 )
@@ -198,6 +203,8 @@ def fill_memory(
     slots: Sequence[Slot],
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
+    *,
+    accepts: Accepts = untried,
 ) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
     """The slots with their KV cache sizes, the ledger by node, and findings.
 
@@ -222,11 +229,8 @@ def fill_memory(
         _row(topology, node, demands, kv, config, total_bytes=totals[node], reserve_bytes=reserves[node])
         for node in nodes
     )
-    findings.extend(
-        _does_not_fit(row, demands)
-        for row in ledger
-        if row.left_bytes < 0 and topology.node(row.node or 0).memory_known
-    )
+    short = [row for row in ledger if row.left_bytes < 0 and topology.node(row.node or 0).memory_known]
+    findings.extend(_do_not_fit(short, demands, topology, config, accepts))
     findings.extend(_too_small(demands))
     sized = tuple(replace(slot, kv_cache_bytes=kv[slot.id]) for slot in slots)
     if not topology.has_numa:
@@ -361,28 +365,104 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
     ]
 
 
-def _does_not_fit(row: LedgerRow, demands: Sequence[Demand]) -> Finding:
-    here = [demand for demand in demands if demand.slot.id in row.slots]
-    used = row.total_bytes - row.left_bytes
-    largest = max(here, key=lambda demand: demand.need_bytes)
-    parts = (
+def _do_not_fit(
+    short: Sequence[LedgerRow],
+    demands: Sequence[Demand],
+    topology: Topology,
+    config: Config,
+    accepts: Accepts,
+) -> Iterator[Finding]:
+    """One finding for all nodes that lack the same for the same models, with the figures of the worst."""
+    alike: dict[tuple[object, ...], list[LedgerRow]] = defaultdict(list)
+    for row in short:
+        here = [demand for demand in demands if demand.slot.id in row.slots]
+        alike[_lacks_room_for_one(row, here), frozenset(d.slot.model.name for d in here)].append(row)
+    for rows in alike.values():
+        worst = min(rows, key=lambda row: row.left_bytes)
+        here = [demand for demand in demands if demand.slot.id in worst.slots]
+        others = CpuSet(row.node for row in rows if row.node is not None and row is not worst)
+        yield violation(
+            "out-of-memory",
+            f"cannot fit {counted(len(worst.slots), 'instance')} on node {worst.node}"
+            + (f", nor those of nodes {others}" if others else "")
+            + f": {_figures(worst)}; short by {-worst.left_bytes / GIB:.2f} GiB",
+            _larger_node(worst, here, topology, config, accepts)
+            if _lacks_room_for_one(worst, here)
+            else _less_on_node(worst, here),
+        )
+
+
+def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:
+    """Whether the largest instance does not fit alone and without KV cache."""
+    room = row.total_bytes - row.reserve_bytes - row.page_cache_bytes
+    return max(_without_kv(demand, row) for demand in here) > room
+
+
+def _without_kv(demand: Demand, row: LedgerRow) -> int:
+    ranks = demand.nodes.count(row.node or 0)
+    whole = demand.overhead_bytes if demand.nodes[0] == (row.node or 0) else 0
+    return (demand.weights_bytes + demand.peak_bytes) * ranks + whole
+
+
+def _figures(row: LedgerRow) -> str:
+    return (
         f"weights {format_size(row.weights_bytes)} and {format_size(row.peak_bytes)} to convert them, overhead "
         f"{format_size(row.overhead_bytes)}, KV {format_size(row.kv_bytes)}, reserve and page cache "
-        f"{format_size(row.reserve_bytes + row.page_cache_bytes)}"
+        f"{format_size(row.reserve_bytes + row.page_cache_bytes)} are "
+        f"{format_size(row.total_bytes - row.left_bytes)} of its {format_size(row.total_bytes)}"
     )
-    explicit = largest.given_bytes is not None
-    remedy = (
-        "lower memory.kv_cache or instances_per_socket, or use a smaller model"
-        if explicit
-        else f"lower max_model_len (one request of full length needs {format_size(largest.need_bytes)} of "
-        "KV cache), instances_per_socket or memory.reserve, or use a smaller model"
-    )
-    return violation(
-        "out-of-memory",
-        f"cannot fit {counted(len(row.slots), 'instance')} on node {row.node}: {parts} are {format_size(used)} of its "
-        f"{format_size(row.total_bytes)}; short by {-row.left_bytes / GIB:.2f} GiB",
-        remedy,
-    )
+
+
+def _less_on_node(row: LedgerRow, here: Sequence[Demand]) -> str:
+    """KV cache or a number of instances is missing."""
+    largest = max(here, key=lambda demand: demand.need_bytes)
+    if largest.given_bytes is not None:
+        lower = ["memory.kv_cache"]
+    else:
+        need = format_size(largest.need_bytes)
+        lower = [f"max_model_len (one request of full length needs {need} of KV cache)"]
+    lower += ["instances_per_socket"] * (len(row.slots) > 1)
+    lower += ["memory.reserve"] * (largest.given_bytes is None and row.reserve_bytes > 0)
+    first, last = ", ".join(lower[:-1]), lower[-1]
+    return f"lower {f'{first} or {last}' if first else last}, or use a smaller model"
+
+
+def _larger_node(
+    row: LedgerRow, here: Sequence[Demand], topology: Topology, config: Config, accepts: Accepts
+) -> str:
+    """A whole instance is larger than the node: ranks on several nodes, or larger nodes."""
+    socket = topology.node(row.node or 0).socket
+    nodes = [node for node in topology.numa_nodes if node.cpus and node.socket == socket]
+    need = max(_without_kv(demand, row) + demand.need_bytes for demand in here)
+    wide = sum(node.memory_bytes - node.hugepages_bytes for node in nodes)
+    found = [*_ranks_over(len(nodes), config, accepts)]
+    if len(nodes) > 1 and need < wide - row.reserve_bytes - row.page_cache_bytes:
+        found.append(
+            f"let the firmware (BIOS) make one node of the socket's {len(nodes)}: NPS1, no L3 as NUMA, no sub-NUMA "
+            "clusters"
+        )
+    return ", or ".join([*found, "use a smaller or quantized model, or add memory"])
+
+
+def _ranks_over(nodes: int, config: Config, accepts: Accepts) -> Iterator[str]:
+    """The most ranks with which the plan is accepted: each on a node of its own, if there are as many."""
+    if len(config.models) != 1:
+        return
+    layout = msgspec.structs.replace(
+        config.layout, span_nodes=True, instances_per_socket=1,
+        strategy=Strategy.CONTIGUOUS if config.layout.strategy is Strategy.PER_NODE else config.layout.strategy,
+    )  # fmt: skip
+    for ranks in range(nodes, 1, -1):
+        model = msgspec.structs.replace(config.models[0], tensor_parallel_size=ranks)
+        if accepts(msgspec.structs.replace(config, models=(model,), layout=layout)):
+            how = (
+                "" if layout.strategy is config.layout.strategy else f', strategy = "{layout.strategy.value}"'
+            )
+            yield (
+                f"set tensor_parallel_size = {ranks}, layout.span_nodes = true, layout.instances_per_socket = 1{how}: "
+                "the ranks of an instance are then on several nodes"
+            )
+            return
 
 
 def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:

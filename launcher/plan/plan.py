@@ -259,6 +259,14 @@ NO_FACTS: Final = Facts()
 
 # --- Input and output of lint rules. ---
 
+Accepts = Callable[[Config], bool]
+"""Whether the plan of another configuration has no violations: a remedy is advice that the next run accepts."""
+
+
+def untried(_: Config) -> bool:
+    """An `Accepts` that tries nothing: no configuration is advised."""
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -267,6 +275,8 @@ class Subject:
     config: Config
     profiles: Mapping[str, ModelProfile]
     facts: Facts = NO_FACTS
+    accepts: Accepts = untried
+    """Tries what a remedy would advise."""
 
     def models(self) -> Iterator[tuple[EffectiveConfig, ModelProfile]]:
         for model in self.plan.models:

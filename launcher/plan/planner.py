@@ -17,6 +17,7 @@ from launcher.plan.memory import fill_memory
 from launcher.plan.needs import needs_of
 from launcher.plan.plan import (
     NO_FACTS,
+    Accepts,
     EffectiveConfig,
     Facts,
     Finding,
@@ -25,6 +26,7 @@ from launcher.plan.plan import (
     Rule,
     Slot,
     Subject,
+    untried,
     violation,
     warning,
 )
@@ -58,9 +60,11 @@ def lint(
     config: Config,
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
+    *,
+    accepts: Accepts = untried,
 ) -> tuple[Finding, ...]:
     """Findings of all applicable rules, in the order of the table."""
-    subject = Subject(plan, topology, config, profiles, facts)
+    subject = Subject(plan, topology, config, profiles, facts, accepts)
     rules = (
         SECRETS_RULES
         + PLACEMENT_RULES
@@ -81,11 +85,13 @@ def make_plan(
     facts: Facts = NO_FACTS,
     *,
     cpus_only: bool = False,
+    advise: bool = True,
 ) -> Plan:
     """The plan. `profiles` by model name: the memory of a model without one cannot be checked. `facts` describes the
     host and the engine's software; unknown facts are not judged.
 
-    `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model.
+    `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model. `advise` tries
+    other configurations for remedies.
 
     1. Usable cores have a NUMA node and allowed cpus (within layout.cpus, if set). An instance uses the
        lowest allowed cpu of a core, or with use_smt all of them.
@@ -98,6 +104,14 @@ def make_plan(
 
     Raises LauncherError for a size in [memory] or a value in engine.args that cannot be read."""
     findings: list[Finding] = []
+    machine = topology
+
+    def accepts(other: Config) -> bool:
+        return (
+            advise
+            and not make_plan(machine, other, profiles, facts, cpus_only=cpus_only, advise=False).violations
+        )
+
     if config.layout.cpus is not None:
         topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
     cores = usable_cores(topology)
@@ -120,7 +134,7 @@ def make_plan(
         for i, (model, placement) in enumerate(placed)
     )
     asks = _without_memory(config) if cpus_only else config
-    slots, ledger, memory_findings = fill_memory(topology, asks, slots, profiles, facts)
+    slots, ledger, memory_findings = fill_memory(topology, asks, slots, profiles, facts, accepts=accepts)
     if cpus_only:
         findings.append(_MEMORY_NOT_PLANNED)
     reserved_cpus = _union(core.cpus for core in reserved)
@@ -129,7 +143,9 @@ def make_plan(
         usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
         models=models, needs=needs_of(models, profiles),
     )  # fmt: skip
-    return replace(plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts)))
+    return replace(
+        plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts, accepts=accepts))
+    )
 
 
 def _divide(

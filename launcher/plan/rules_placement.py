@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
+import msgspec
+
 from launcher.base.text import format_size
-from launcher.plan.plan import Finding, Rule, Subject, violation, warning
+from launcher.plan.plan import Finding, Rule, Slot, Subject, violation, warning
 from launcher.plan.zones import quota_cpus, threads_of, usable_cores
 
 
@@ -139,8 +141,30 @@ def spans_nodes(subject: Subject) -> Iterator[Finding]:
                 "spans-nodes",
                 f"slot {slot.id} spans nodes {','.join(map(str, nodes))}, but vLLM binds a worker's memory to the node "
                 f"of its first cpu ({','.join(map(str, bound))}): {lost} % of the memory channels are unused",
-                f"set layout.instances_per_socket to the number of nodes, or tensor_parallel_size to {len(nodes)}",
+                _on_all_nodes(subject, slot, len(nodes)),
             )
+
+
+def _on_all_nodes(subject: Subject, slot: Slot, nodes: int) -> str:
+    """Advice that the next run accepts: an instance on each node, or a rank, if the heads can be divided so."""
+    config = subject.config
+    layout = msgspec.structs.replace(config.layout, instances_per_socket=nodes)
+    found = []
+    if subject.accepts(msgspec.structs.replace(config, layout=layout)):
+        found.append(f"layout.instances_per_socket to the number of nodes, {nodes}")
+    for ranks in range(nodes, slot.effective.tensor_parallel_size, -1):
+        models = tuple(
+            msgspec.structs.replace(model, tensor_parallel_size=ranks)
+            if model.name == slot.model.name
+            else model
+            for model in config.models
+        )
+        if subject.accepts(msgspec.structs.replace(config, models=models)):
+            found.append(f"tensor_parallel_size to {ranks}")
+            break
+    if found:
+        return f"set {', or '.join(found)}"
+    return "let the firmware (BIOS) make fewer nodes per socket: NPS1, no L3 as NUMA, no sub-NUMA clusters"
 
 
 def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:

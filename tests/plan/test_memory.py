@@ -8,7 +8,7 @@ import pytest
 from support.synthetic import Machine
 
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, Layout, Memory, Model
+from launcher.config.schema import Config, Engine, Layout, Memory, Model, Strategy
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.memory import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
 from launcher.plan.plan import Plan
@@ -184,3 +184,89 @@ def test_free_memory_below_the_plan_is_said() -> None:
 def test_kv_heads_are_split_then_repeated(ranks: int, per_rank: int) -> None:
     assert sum(its.count * its.token_bytes(ranks) for its in LLAMA_8B.kv_layers) == per_rank
     assert UNKNOWN.kv_layers == ()
+
+
+# A Llama of 131 GiB: 64 heads, 8 KV heads.
+LARGE = ModelProfile(
+    weights_bytes=131 * GIB,
+    kv_bytes_per_token=327_680,
+    max_model_len=8192,
+    num_attention_heads=64,
+    num_kv_heads=8,
+)
+SMALL_NODES = Machine(sockets=2, nodes=12, cores=8, node_bytes=64 * GIB)
+
+
+def whole(machine: Machine, profile: ModelProfile, layout: Layout, **model: object) -> Plan:
+    entry = Model(name="m", path="/m", **model)  # type: ignore[arg-type]
+    return make_plan(machine.topology(), Config(models=(entry,), layout=layout), {"m": profile})
+
+
+def test_nodes_that_lack_the_same_are_one_finding_with_a_remedy_that_the_next_run_accepts() -> None:
+    (found,) = whole(SMALL_NODES, LARGE, Layout()).violations
+    assert found.code == "out-of-memory"
+    assert "on node 0, nor those of nodes 1-23: " in found.message
+    assert (
+        "tensor_parallel_size = 8, layout.span_nodes = true, layout.instances_per_socket = 1" in found.remedy
+    )
+    assert "NPS1" in found.remedy
+    assert "max_model_len" not in found.remedy
+    assert not whole(
+        SMALL_NODES, LARGE, Layout(span_nodes=True, instances_per_socket=1), tensor_parallel_size=8
+    ).violations
+
+
+@pytest.mark.parametrize(
+    ("machine", "profile", "said", "unsaid"),
+    [
+        # 12 nodes, and 12 does divide these heads.
+        (
+            SMALL_NODES,
+            replace(LARGE, num_attention_heads=48, num_kv_heads=12),
+            "tensor_parallel_size = 12",
+            "x",
+        ),
+        # Nothing divides them.
+        (
+            SMALL_NODES,
+            replace(LARGE, num_attention_heads=59, num_kv_heads=59),
+            "NPS1",
+            "tensor_parallel_size",
+        ),
+        # The socket has one node, too small.
+        (Machine(cores=8, node_bytes=64 * GIB), LARGE, "smaller or quantized", "NPS1"),
+        # Nor would one node for all of the socket do.
+        (replace(SMALL_NODES, nodes=2), LARGE, "smaller or quantized", "NPS1"),
+    ],
+)
+def test_the_remedy_for_a_model_larger_than_a_node(
+    machine: Machine, profile: ModelProfile, said: str, unsaid: str
+) -> None:
+    (found,) = whole(machine, profile, Layout()).violations
+    assert said in found.remedy
+    assert unsaid not in found.remedy
+
+
+def test_per_node_gives_way_in_the_remedy_for_ranks() -> None:
+    (found,) = whole(SMALL_NODES, LARGE, Layout(strategy=Strategy.PER_NODE)).violations
+    assert 'strategy = "contiguous"' in found.remedy
+
+
+def test_one_instance_on_a_node_is_not_told_to_become_fewer() -> None:
+    short = plan_for(Machine(cores=8, node_bytes=32 * GIB), count=1)
+    assert "lower max_model_len" in short.violations[0].remedy
+    assert "instances_per_socket" not in short.violations[0].remedy
+    crowded = plan_for(Machine(cores=8, node_bytes=48 * GIB), count=2)
+    assert "instances_per_socket" in crowded.violations[0].remedy
+
+
+def test_a_spanning_instance_gets_advice_that_is_accepted() -> None:
+    layout = Layout(span_nodes=True, instances_per_socket=1)
+    ranks = whole(SMALL_NODES, LARGE, layout, tensor_parallel_size=8)
+    warned = next(finding for finding in ranks.warnings if finding.code == "spans-nodes")
+    assert "tensor_parallel_size" not in warned.remedy
+    assert "NPS1" in warned.remedy
+    small = whole(SMALL_NODES, TINY, layout)
+    warned = next(finding for finding in small.warnings if finding.code == "spans-nodes")
+    assert "instances_per_socket to the number of nodes, 12" in warned.remedy
+    assert "tensor_parallel_size to 4" in warned.remedy
