@@ -182,6 +182,50 @@ def _node(group: list[Cpu], node_of: Mapping[int, int]) -> int | None:
     return next((node_of[cpu.id] for cpu in group if cpu.id in node_of), None)
 
 
+# --- Kinds of cores. Sources: Documentation/ABI/testing/sysfs-devices-system-cpu (cpu_capacity, cpuinfo_max_freq),
+# tools/perf/Documentation/intel-hybrid.txt (cpu_atom).
+
+_ATOM_CPUS: Final = "sys/devices/cpu_atom/cpus"
+_ATOM_SPEED: Final = 0.7
+# Favoured cores of one kind reach a few per cent more (Turbo Boost Max, AMD's preferred cores), also in cpu_capacity.
+_SAME_CAPACITY: Final = 0.85
+_SAME_FREQUENCY: Final = 0.8
+
+
+def with_speeds(files: Root, cores: tuple[Core, ...]) -> tuple[Core, ...]:
+    """The cores with the speed of their kind: by cpu_capacity; else by the highest frequency, lower for Intel's
+    efficient cores. All are alike where a file is missing or no value clearly differs."""
+    speeds, same = _values(files, cores, "cpu_capacity"), _SAME_CAPACITY
+    if speeds is None:
+        frequencies = _values(files, cores, "cpufreq/cpuinfo_max_freq")
+        atoms, same = files.cpulist(_ATOM_CPUS) or CpuSet(), _SAME_FREQUENCY
+        speeds = [
+            (frequencies[i] if frequencies else 1.0) * (_ATOM_SPEED if core.cpus <= atoms else 1.0)
+            for i, core in enumerate(cores)
+        ]
+    kinds: list[float] = []
+    for speed in sorted(set(speeds), reverse=True):
+        if not kinds or speed < kinds[-1] * same:
+            kinds.append(speed)
+    if len(kinds) < 2:
+        return cores
+    of_kind = [next(kind for kind in kinds if speed >= kind * same) for speed in speeds]
+    return tuple(
+        replace(core, speed=round(kind / kinds[0], 3)) for core, kind in zip(cores, of_kind, strict=True)
+    )
+
+
+def _values(files: Root, cores: tuple[Core, ...], name: str) -> list[float] | None:
+    """A positive number of the first cpu of each core; None where one has none."""
+    found: list[float] = []
+    for core in cores:
+        value = decimal(files.text(f"{CPU_FOLDER}/cpu{core.cpus.first}/{name}") or "")
+        if not value:
+            return None
+        found.append(float(value))
+    return found
+
+
 # --- L3 domains and sockets as sets of cores. Source: Documentation/ABI/testing/sysfs-devices-system-cpu.
 
 _UNIFIED_L3: Final = 3

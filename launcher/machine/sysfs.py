@@ -15,7 +15,7 @@ from typing import Final
 
 from launcher.base.cpuset import CpuSet
 from launcher.machine import cgroup
-from launcher.machine.cores import group_cores, l3_domains_of, read_cpu, settle_cpus, sockets_of
+from launcher.machine.cores import group_cores, l3_domains_of, read_cpu, settle_cpus, sockets_of, with_speeds
 from launcher.machine.hardware import parse_cpuinfo
 from launcher.machine.kernel_files import CPU_FOLDER, NODE_FOLDER, Root, parse_cpumap
 from launcher.machine.numa_nodes import node_cpus_of, read_nodes, virtual_memory_limit
@@ -64,6 +64,7 @@ def read_source(
     node_of = {cpu: node for node, its in node_cpus.items() for cpu in its}
     cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
     cores = group_cores(cpus, node_of, compute_units=_has_compute_units(files, info), notes=notes)
+    cores = with_speeds(files, cores)
     l3_domains = l3_domains_of(files, cores, node_of, notes, conflicts)
     shown = virtual_memory_limit(files, nodes, notes)
     told = [limit for limit in (limits.memory_bytes, shown) if limit is not None]

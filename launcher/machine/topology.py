@@ -30,6 +30,8 @@ class Core:
     cpus: CpuSet
     node: int | None
     """NUMA node id; None where the kernel was built without NUMA."""
+    speed: float = 1.0
+    """Of its kind, relative to the machine's fastest kind of core. Cores of equal speed are of one kind."""
 
 
 @dataclass(frozen=True, slots=True)

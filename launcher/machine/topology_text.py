@@ -6,7 +6,7 @@ from typing import Any
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import counted, format_size
-from launcher.machine.topology import NumaNode, Topology
+from launcher.machine.topology import Core, NumaNode, Topology
 
 
 def to_json(topology: Topology) -> dict[str, Any]:
@@ -25,7 +25,8 @@ def to_json(topology: Topology) -> dict[str, Any]:
             for domain in topology.l3_domains
         ],
         "cores": [
-            {**core.key._asdict(), "cpus": core.cpus.format(), "node": core.node} for core in topology.cores
+            {**core.key._asdict(), "cpus": core.cpus.format(), "node": core.node, **_speed_json(core)}
+            for core in topology.cores
         ],
         "cpu": {
             "vendor": topology.cpu.vendor,
@@ -36,6 +37,10 @@ def to_json(topology: Topology) -> dict[str, Any]:
         "conflicts": list(topology.conflicts),
         "notes": list(topology.notes),
     }
+
+
+def _speed_json(core: Core) -> dict[str, float]:
+    return {} if core.speed == 1 else {"speed": core.speed}
 
 
 def _node_json(node: NumaNode) -> dict[str, Any]:
@@ -91,6 +96,10 @@ def to_text(topology: Topology) -> str:
         f"{counted(len(topology.online), 'cpu')} ({smt} per core)"
     )
     lines = [cpu.model or "unknown cpu", counts, f"online {topology.online}   allowed {topology.allowed}"]
+    kinds = sorted({core.speed for core in topology.cores}, reverse=True)
+    for speed in kinds if len(kinds) > 1 else ():
+        its = CpuSet(cpu for core in topology.cores if core.speed == speed for cpu in core.cpus)
+        lines.append(f"cores of speed {speed:g}: cpus {its}")
     if topology.offline:
         lines.append(f"offline {topology.offline}")
     if topology.memory_limit_bytes is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -34,7 +34,7 @@ from launcher.plan.rules_host import COMMAND_RULES, HOST_RULES, SECRETS_RULES
 from launcher.plan.rules_model import MODEL_RULES, ZENTORCH_RULES
 from launcher.plan.rules_placement import BINDING_RULES, PLACEMENT_RULES
 from launcher.plan.serving import effective_config
-from launcher.plan.strategies import Cut, CutError, cutter, runs
+from launcher.plan.strategies import Cut, CutError, cutter, kinds_of, runs
 from launcher.plan.zones import (
     Part,
     Zone,
@@ -206,7 +206,10 @@ def _place(
     *,
     targets: Mapping[int, int | None],
 ) -> list[tuple[int, Placement]]:
-    cut = _cut(zone, topology, config.layout.strategy, findings)
+    ranks = max((models[model].tensor_parallel_size for model in zone.models), default=1)
+    # With more than 4 cpus one core is no rank's.
+    least = 1 if ranks == 1 else ranks + (ranks * (2 if config.layout.use_smt else 1) >= _CPUS_TO_SPARE_ONE)
+    cut = _cut(zone, topology, config.layout.strategy, findings, least=least)
     placements: list[tuple[int, Placement]] = []
     for model, cores in zip(zone.models, cut, strict=False):
         omp = _omp_lists(cores, models[model].tensor_parallel_size, use_smt=config.layout.use_smt)
@@ -230,7 +233,7 @@ def _place(
     return placements
 
 
-def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Finding]) -> Cut:
+def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Finding], *, least: int) -> Cut:
     cores = sorted((core for part in zone.parts for core in part.cores), key=lambda core: core.cpus.first)
     n = len(zone.models)
     where = f"node {','.join(str(part.node) for part in zone.parts)}"
@@ -244,13 +247,18 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
             )
         )
         return ()
+    kinds = kinds_of(cores, n)
+    if any(len(its) // count < least for its, count in kinds):
+        kinds = [(tuple(cores), n)]
+    findings.extend(_several_kinds(where, cores, kinds))
     try:
-        cut = cutter(strategy)(cores, topology.l3_domains, n)
+        cuts = [cutter(strategy)(its, topology.l3_domains, count) for its, count in kinds]
     except CutError as error:
         findings.append(violation("cannot-cut", f"cannot divide {where}: {error}", error.remedy))
         return ()
+    cut = tuple(its for of_kind in cuts for its in of_kind)
     sizes = [len(its) for its in cut]
-    if len(set(sizes)) > 1:
+    if any(len({len(its) for its in of_kind}) > 1 for of_kind in cuts):
         findings.append(
             warning(
                 "uneven-cores",
@@ -259,6 +267,33 @@ def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Find
             )
         )
     return cut
+
+
+def _several_kinds(
+    where: str, cores: Sequence[Core], kinds: Sequence[tuple[Sequence[Core], int]]
+) -> Iterator[Finding]:
+    """Cores that are idle, or are of several kinds in one instance."""
+    speeds = sorted({core.speed for core in cores}, reverse=True)
+    idle = _union(core.cpus for core in cores) - _union(core.cpus for its, _ in kinds for core in its)
+    mixed = any(len({core.speed for core in its}) > 1 for its, _ in kinds)
+    if not idle and not mixed:
+        return
+    what = ", ".join(
+        f"cpus {_union(core.cpus for core in cores if core.speed == speed)} of speed {speed:g}"
+        for speed in speeds
+    )
+    yield warning(
+        "core-kinds",
+        f"{where} has cores of {len(speeds)} kinds ({what}), and all threads of an instance wait for the slowest: "
+        + (
+            "no kind has enough cores for the ranks, so they are mixed"
+            if mixed
+            else f"instances get cores of one kind, and cpus {idle} none"
+        ),
+        "lower tensor_parallel_size"
+        if mixed
+        else "raise layout.instances_per_socket to use all kinds, or leave them to other programs",
+    )
 
 
 def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:

@@ -78,6 +78,26 @@ def per_node(cores: Sequence[Core], l3: Sequence[L3Domain], n: int) -> Cut:
     return contiguous(cores, l3, n)
 
 
+def kinds_of(cores: Sequence[Core], n: int) -> list[tuple[tuple[Core, ...], int]]:
+    """Kinds of cores, fastest first, with the number of n instances that each gets; kinds without one are left out.
+
+    OpenMP threads wait for the slowest, so that no instance has cores of two kinds.
+
+    1. Each instance in turn goes to the kind with the most computing power (cores times speed) for each of its
+       instances; ties go to the faster kind.
+    2. A kind has no more instances than cores. n is at most the number of cores."""
+    kinds = [
+        tuple(core for core in cores if core.speed == speed)
+        for speed in sorted({core.speed for core in cores}, reverse=True)
+    ]
+    counts = [0] * len(kinds)
+    for _ in range(n):
+        free = [i for i, kind in enumerate(kinds) if counts[i] < len(kind)]
+        best = max(free, key=lambda i: len(kinds[i]) * kinds[i][0].speed / (counts[i] + 1))
+        counts[best] += 1
+    return [(kind, count) for kind, count in zip(kinds, counts, strict=True) if count]
+
+
 def cutter(strategy: Strategy) -> Cutter:
     match strategy:
         case Strategy.INTERLEAVED:

@@ -126,7 +126,10 @@ def _least(part: Part, parts: Sequence[Part], layout: Layout, models: Sequence[t
 
 
 def _some(cores: Sequence[Core], count: int, *, spread: bool) -> Sequence[Core]:
-    return [cores[i * len(cores) // count] for i in range(count)] if spread else cores[:count]
+    fast = [core for core in cores if core.speed == max(each.speed for each in cores)]
+    if count > len(fast):
+        return sorted(cores, key=lambda core: -core.speed)[:count]
+    return [fast[i * len(fast) // count] for i in range(count)] if spread else fast[:count]
 
 
 def reserve(cores: Sequence[Core], wanted: int | str, *, limit: int | None = None) -> tuple[Core, ...] | None:
@@ -134,14 +137,14 @@ def reserve(cores: Sequence[Core], wanted: int | str, *, limit: int | None = Non
 
     1. "auto" is one per 64 usable cores, rounded up, and none on machines with fewer than 16; of these as many count
        as the cpu time limit allows to run.
-    2. The last cores of the nodes are taken in turn, starting with the lowest node.
+    2. The last cores of the nodes are taken in turn, starting with the lowest node; of several kinds the slowest.
     3. A node's last usable core is never taken; such a node is skipped."""
     count = wanted if isinstance(wanted, int) else 0
     running = len(cores) if limit is None else min(len(cores), limit)
     if not isinstance(wanted, int) and running >= MIN_CORES_TO_RESERVE:
         count = -(-running // CORES_PER_RESERVED)
     left: dict[int | None, list[Core]] = defaultdict(list)
-    for core in cores:
+    for core in sorted(cores, key=lambda core: -core.speed):  # stable
         left[core.node].append(core)
     nodes = sorted(left, key=lambda node: -1 if node is None else node)
     taken: list[Core] = []

@@ -320,6 +320,41 @@ def test_a_meminfo_that_says_nothing_is_no_limit(root: Path) -> None:
         assert sysfs.read(root).memory_limit_bytes is None
 
 
+FAST_AND_SLOW = [1024] * 4 + [620] * 4
+
+
+@pytest.mark.parametrize(
+    ("file", "values", "atoms", "speeds"),
+    [
+        ("cpu_capacity", FAST_AND_SLOW, "", [1.0] * 4 + [0.605] * 4),
+        (
+            "cpu_capacity",
+            [1024, 1024, 880, 900, 480, 480, 310, 310],
+            "",
+            [1.0] * 4 + [0.469] * 2 + [0.303] * 2,
+        ),
+        ("cpufreq/cpuinfo_max_freq", [5_100_000] * 4 + [3_300_000] * 4, "", [1.0] * 4 + [0.647] * 4),
+        ("cpufreq/cpuinfo_max_freq", [5_100_000] * 4 + [4_100_000] * 4, "4-7", [1.0] * 4 + [0.563] * 4),
+        ("", [], "4-7", [1.0] * 4 + [0.7] * 4),
+        # Cores that turbo a little higher are no other kind.
+        ("cpufreq/cpuinfo_max_freq", [5_700_000, 5_800_000, *[5_200_000] * 6], "", [1.0] * 8),
+        ("cpu_capacity", [1024, 1009, *[970] * 6], "", [1.0] * 8),
+        # A file that some cores lack, or that says nothing, decides nothing.
+        ("cpu_capacity", [1024, 1024, 500], "", [1.0] * 8),
+        ("cpu_capacity", [0] * 8, "", [1.0] * 8),
+    ],
+)
+def test_kinds_of_cores(
+    file: str, values: list[int], atoms: str, speeds: list[float], tmp_path: Path
+) -> None:
+    root = Machine(cores=8).write(tmp_path)
+    for cpu, value in enumerate(values):
+        put(root / f"{CPU}/cpu{cpu}/{file}", f"{value}")
+    if atoms:
+        put(root / "sys/devices/cpu_atom/cpus", atoms)
+    assert [core.speed for core in sysfs.read(root).cores] == speeds
+
+
 def test_cpuinfo_is_optional(root: Path) -> None:
     remove(root, "proc/cpuinfo")
     topology = sysfs.read(root)

@@ -383,3 +383,51 @@ def test_a_configuration_beyond_the_cpu_time_is_planned_with_a_warning(
     assert not plan.violations
     assert threads(plan) > 8
     assert "cpu-quota-exceeded" in codes(plan)
+
+
+def hybrid(fast: int, *slower: tuple[int, float]) -> Topology:
+    """A node with so many fast cores, then slower ones."""
+    speeds = [1.0] * fast + [speed for count, speed in slower for _ in range(count)]
+    topology = Machine(cores=len(speeds)).topology()
+    cores = zip(topology.cores, speeds, strict=True)
+    return replace(topology, cores=tuple(replace(core, speed=speed) for core, speed in cores))
+
+
+@pytest.mark.parametrize(
+    ("topology", "count", "expected"),
+    [
+        (hybrid(6, (8, 0.6)), "auto", ["0-5"]),
+        (hybrid(2, (8, 0.6)), "auto", ["2-9"]),
+        (hybrid(6, (8, 0.6)), 2, ["0-5", "6-13"]),
+        (hybrid(6, (8, 0.6)), 3, ["0-2", "3-5", "6-13"]),
+        (hybrid(4, (4, 0.7), (4, 0.3)), 3, ["0-1", "2-3", "4-7"]),
+        (hybrid(2, (2, 0.7), (2, 0.3)), 6, ["0", "1", "2", "3", "4", "5"]),
+    ],
+)
+def test_an_instance_has_cores_of_one_kind(topology: Topology, count: int | str, expected: list[str]) -> None:
+    layout = Layout(instances_per_socket=count, strategy=Strategy.CONTIGUOUS)  # type: ignore[arg-type]
+    plan = make_plan(topology, Config(models=(Model(name="m", path="/m"),), layout=layout), {"m": PROFILE})
+    assert cpus(plan) == expected
+    idle = topology.online - CpuSet(cpu for slot in plan.slots for cpu in slot.placement.cpus)
+    assert codes(plan) == (["core-kinds"] if idle else [])
+    assert f"cpus {idle} none" in plan.findings[0].message if idle else True
+
+
+def test_slow_cores_are_reserved_first_and_ranks_may_need_both_kinds() -> None:
+    slow_first = replace(hybrid(10, (10, 0.7)), l3_domains=())
+    swapped = replace(
+        slow_first,
+        cores=tuple(replace(core, speed=0.7 if core.cpus.first < 10 else 1.0) for core in slow_first.cores),
+    )
+    config = Config(
+        models=(Model(name="m", path="/m", tensor_parallel_size=8),), layout=Layout(reserve_cores=2)
+    )
+    plan = make_plan(swapped, config, {"m": PROFILE})
+    assert (plan.reserved, cpus(plan)) == (CpuSet.parse("8-9"), ["10-19"])
+    few = make_plan(hybrid(6, (6, 0.7)), config, {"m": PROFILE})
+    assert not few.violations
+    assert "they are mixed" in next(found.message for found in few.findings if found.code == "core-kinds")
+    quota = make_plan(
+        replace(swapped, cpu_quota=Fraction(4)), Config(models=(Model(name="m", path="/m"),)), {"m": PROFILE}
+    )
+    assert cpus(quota) == ["10,12,15,17"]
