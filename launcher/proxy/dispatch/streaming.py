@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from launcher.accounts.timeline import What
 from launcher.balancing.balancer import Balancer
+from launcher.base.api_errors import SERVER_ERROR, HttpError
 from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
-from launcher.proxy.error_forms import opening_of
+from launcher.proxy.error_forms import engine_event, opening_of
 from launcher.proxy.openai.answers import USAGE_BYTES, response_id, usage_of
 from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.prompts import said_usage
@@ -19,6 +20,7 @@ from launcher.proxy.openai.stream_options import UsageAsk
 from launcher.proxy.request.events import AnswerCompleted, Diverged, PromptComputed, StreamStarted
 from launcher.proxy.request.ports import Answer
 from launcher.proxy.request.record import Post, Request
+from launcher.proxy.routes import api_of
 from launcher.proxy.sse.ends import StreamEnd
 from launcher.proxy.sse.fast_path import NO_USAGE
 from launcher.proxy.sse.tracker import USAGE_KEY, without_usage
@@ -87,6 +89,10 @@ class Streaming:
 
     def events(self, attempt: Attempt, events: bytes, raw: bytes | None, *, clean: bool) -> None:
         request = attempt.request
+        if (tracker := attempt.tracker) is not None and tracker.error is not None:
+            told = _in_form(request, attempt, tracker.error, events)
+            if told is not events:
+                events, raw, clean = told, None, False
         if request.splice is not None:
             events, clean = self._spliced(request, attempt, request.splice, events), False
         if USAGE_KEY in events:
@@ -176,3 +182,13 @@ class Streaming:
             self.learn_usage(request, (answer.head.get(b"metadata") or "").encode())
         if request.path == RESPONSES:
             request.stored = response_id(body)
+
+
+def _in_form(request: Request, attempt: Attempt, error: bytes, events: bytes) -> bytes:
+    """Events with an error that an engine tells of the request, in the form of the API; the same object where it has it."""
+    if error not in events:
+        return events
+    opening, sent = response.opened(request, events)
+    why = HttpError(SERVER_ERROR, "the engine failed", type_="upstream_error")
+    told = engine_event(api_of(request.path), error, why, opening, sent + attempt.events - 1)
+    return events if told is error else events.replace(error, told, 1)

@@ -17,6 +17,7 @@ from launcher.proxy.error_forms import (
     event_of,
     in_form,
     new_opening,
+    opening_of,
 )
 from launcher.proxy.http1.responses import ResponseHead, client_head
 from launcher.proxy.openai.answers import JSON
@@ -91,7 +92,7 @@ def deliver(request: Request, event: Event, now: float) -> None:
         request.status = status
         told = error_in(body, status, asked)
         error = told or HttpError(status, f"an instance answered {status}", type_="upstream_error")
-        request.tail = event_of(api_of(request.path), error, *_opened(request))
+        request.tail = event_of(api_of(request.path), error, *opened(request))
         finish(request, event, now)
         return
     if status >= CLIENT_ERROR:
@@ -141,17 +142,23 @@ def break_off(request: Request, event: Event, now: float) -> None:
         return
     api = api_of(request.path)
     if tracker.error is None:
-        told = event_of(api, error, *_opened(request))
+        told = event_of(api, error, *opened(request))
+    elif not tracker.engine_fault:  # the client has it
+        told = b""
     else:  # what the engine itself said of its fault has been withheld until now
-        told = engine_event(api, tracker.error, error, *_opened(request))
+        told = engine_event(api, tracker.error, error, *opened(request))
     request.tail = tracker.break_off() + told
     finish(request, event, now)
 
 
-def _opened(request: Request) -> tuple[Opening, int]:
-    """The stream of /v1/responses that an error event ends, and the events that were sent."""
-    if request.opening is not None:
-        return request.opening, request.events
+def opened(request: Request, events: bytes = b"") -> tuple[Opening, int]:
+    """The stream of /v1/responses that an error event ends, and the events of it that its client has.
+
+    `events`: those that come before the error, if they are the first.
+    """
+    opening = request.opening or opening_of(events)
+    if opening is not None:
+        return opening, request.events
     return new_opening(f"resp_{request.request_id}", request.model or "", int(time.time())), request.events
 
 

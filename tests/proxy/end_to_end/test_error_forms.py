@@ -158,13 +158,27 @@ async def test_paths_that_nobody_serves(proxy: ProxyUnderTest, path: str) -> Non
     assert (status, "no colon" in message_of(path, status, body)) == (400, True)
 
 
-@pytest.mark.parametrize("path", PATHS)
-async def test_a_full_queue_and_a_stop(build: Build, path: str) -> None:
-    proxy = await build(queue_max_requests=0, keepalive_comment_s=60)
+@pytest.mark.parametrize("path", [path for path in PATHS if path != COUNT])  # it does not wait in the queue
+async def test_a_full_queue(build: Build, path: str) -> None:
+    proxy = await build(queue_max_requests=1)
+    engine = await proxy.engine(0, Call.until_left)
+    asked = [asyncio.create_task(whole(proxy, request_of(CHAT, asking()))) for _ in range(9)]
+    await until(lambda: len(engine.calls) == 8 and proxy.server.readings.stats()["waiting"] == 1)
     status, head, body = await whole(proxy, request_of(path, asking()))
-    assert status in {429, 503}
-    message_of(path, status, body)
-    assert "retry-after" in head
+    assert (status, "retry-after" in head) == (429, True)
+    assert "the server is at its limit" in message_of(path, status, body)
+    for task in asked:
+        task.cancel()
+    await asyncio.wait(asked)
+
+
+@pytest.mark.parametrize("path", PATHS)
+async def test_a_proxy_that_shuts_down(proxy: ProxyUnderTest, path: str) -> None:
+    await proxy.engine(0)
+    proxy.server._authorizer.close()
+    status, head, body = await whole(proxy, request_of(path, asking()))
+    assert (status, "retry-after" in head) == (503, True)
+    assert message_of(path, status, body) == "the server is shutting down"
 
 
 # --- errors of engines -----------------------------------------------------------------------------
@@ -363,6 +377,38 @@ async def test_an_engine_that_aborts_in_the_middle(proxy: ProxyUnderTest, path: 
     await proxy.engine(0, script)
     *_, last = await stream_of(proxy, path)
     assert event_message(path, last, 503) == "the engine aborted the request"
+
+
+@pytest.mark.parametrize("path", STREAMS)
+@pytest.mark.parametrize("opened", [False, True])
+@pytest.mark.parametrize("cut", [False, True])
+async def test_an_engines_error_event_of_the_request(
+    proxy: ProxyUnderTest, path: str, *, opened: bool, cut: bool
+) -> None:
+    """It is no fault of the engine, so it passes at once, and is told once."""
+    said = {"error": {"message": "too long", "type": "BadRequestError", "param": None, "code": 400}}
+
+    async def script(call: Call) -> None:
+        await call.start_stream()
+        if opened:
+            await call.chunk(OPENINGS[path])
+            await asyncio.sleep(0.02)
+        await call.chunk(b"data: %b\n\n" % json.dumps(said).encode())
+        if cut:
+            await asyncio.sleep(0.02)
+            call.cut()
+        else:
+            await call.end_stream()
+
+    await proxy.engine(0, script)
+    *before, last = await stream_of(proxy, path)
+    assert event_message(path, last, 400) == "too long"
+    assert not any(b"too long" in event for event in before)
+    if path == RESPONSES:
+        data = json.loads(last.partition(b"data: ")[2])
+        assert data["sequence_number"] == len(before)
+        assert data["response"]["error"]["code"] == "invalid_prompt"
+        assert (data["response"]["id"] == "resp_1") == opened
 
 
 # --- the SDKs --------------------------------------------------------------------------------------
