@@ -10,14 +10,13 @@ from launcher.base.text import quoted
 from launcher.keys.api_keys import OPEN_PATHS, ApiKeys
 from launcher.proxy.dispatch.registry import RequestRegistry
 from launcher.proxy.downstream.origin import Cors
-from launcher.proxy.downstream.uploads import FREE_BYTES, too_large
+from launcher.proxy.downstream.uploads import FREE_BYTES, WITHOUT_BODY, takes_no_body, too_large
 from launcher.proxy.request.events import Event, PageReady
 from launcher.proxy.request.ports import Answer, own_head
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import OWN_PAGES, REALTIME, NoMethod, match
 
 _TEXT = "text/plain"
-_WITHOUT_BODY = frozenset({"GET", "HEAD"})
 
 
 class Authorizer:
@@ -69,10 +68,11 @@ class Authorizer:
             self._check_open()
         if head.length is not None and head.length > self._max_body_bytes:
             raise too_large(self._max_body_bytes)
-        if (head.length or head.chunked) and head.method in _WITHOUT_BODY:
-            raise HttpError(400, f"{head.method} takes no body here", close=True)
+        bodiless = head.method in WITHOUT_BODY
+        if head.length and bodiless:
+            raise takes_no_body(head.method)
         if request.key is not None and not page:
-            large = head.chunked or (head.length or 0) > FREE_BYTES
+            large = (head.chunked and not bodiless) or (head.length or 0) > FREE_BYTES
             request.grant = request.key.limits.begin(now, large=large)
             if large and self._budgets is not None:
                 request.grant.check_budget(self._budgets, request.key.record.name, now)

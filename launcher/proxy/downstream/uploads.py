@@ -111,6 +111,9 @@ LARGE_BYTES = 768 << 10
 READ_BYTES = 262_144  # the largest read (uvloop)
 CHUNKED_BYTES = 8_192  # of a chunked body per turn: at most 4 ms of CPU (the smallest chunks with extensions)
 RETRY_AFTER_S = 5  # without memory for a body
+WITHOUT_BODY = frozenset(
+    {"GET", "HEAD"}
+)  # RFC 9110 9.3.1: content may be refused; a chunked body may be empty
 
 
 class Limits(Protocol):
@@ -245,6 +248,9 @@ class Upload:
             return False
         self._whole = decoder.ended
         self._unread = decoder.rest + data[CHUNKED_BYTES:]
+        if self._body and self._request.method in WITHOUT_BODY:
+            self._refuse(takes_no_body(self._request.method))
+            return False
         if len(self._body) > self._limits.max_body_bytes:
             self._refuse(too_large(self._limits.max_body_bytes))
             return False
@@ -284,6 +290,12 @@ class Upload:
             self._waits_since = None
             self.deadline = self._pace.paid_until + self._limits.body_timeout_s
             self._later()
+
+
+def takes_no_body(method: str) -> HttpError:
+    return HttpError(
+        400, f"{method} takes no body here: send it without content", code="bad_content", close=True
+    )
 
 
 def too_large(limit: int) -> HttpError:
