@@ -305,8 +305,9 @@ def delta(number: int) -> bytes:
     return b"event: response.output_text.delta\ndata: %b\n\n" % json.dumps(data).encode()
 
 
+# Without a word of output nothing has gone to the client, and the other instance is asked.
 @pytest.mark.parametrize("first", [0, 5])
-@pytest.mark.parametrize("deltas", [0, 1, 6])
+@pytest.mark.parametrize("deltas", [1, 6])
 @pytest.mark.parametrize("reads", ["one", "many"])
 async def test_a_broken_response_fails_with_the_next_number(
     proxy: ProxyUnderTest, first: int, deltas: int, reads: str
