@@ -59,6 +59,7 @@ _FAILED_CODES: Final = frozenset(
 )
 _REPEATED: Final = frozenset({408, 409, TOO_MANY})  # 4xx that the same request may get past
 
+_TELLING: Final = frozenset({"error", "response", "delta", "detail", "message", "type", "param", "code"})
 _EVENTS: Final = ("error", "response.failed", "message-end")  # `type` of events that tell an error
 
 Fields = dict[str, object]
@@ -218,10 +219,12 @@ def engine_event(api: Api, event: bytes, error: HttpError, opening: Opening, eve
 
 
 def _object(body: bytes) -> Fields | None:
+    """Its fields; of those that tell nothing of an error the names alone."""
     if not body.lstrip().startswith(b"{") or len(body) > _READ_BYTES:
         return None
     try:
-        return msgspec.json.decode(body, type=Fields)
+        said = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        return {name: msgspec.json.decode(its) if name in _TELLING else None for name, its in said.items()}
     except _UNREADABLE:
         return None
 

@@ -157,9 +157,9 @@ def opened(request: Request, events: bytes = b"") -> tuple[Opening, int]:
     `events`: those that come before the error, if they are the first.
     """
     opening = request.opening or opening_of(events)
-    if opening is not None:
-        return opening, request.events
-    return new_opening(f"resp_{request.request_id}", request.model or "", int(time.time())), request.events
+    if opening is None:
+        opening = new_opening(f"resp_{request.request_id}", request.model or "", int(time.time()))
+    return opening, request.events
 
 
 def abort(request: Request, _event: Event, _now: float) -> None:

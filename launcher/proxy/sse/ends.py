@@ -54,6 +54,10 @@ MARKS: Final[dict[StreamEnd, bytes]] = {
 """In each event that has one of the signs: one search is all that the fast path affords."""
 
 
+# The fields of an object, not decoded: one of them may be a whole response, of any shape.
+_Said = dict[str, msgspec.Raw]
+
+
 # --- Choices: chats, completions, generate, audio. ---
 
 # Why a choice ended: OpenAI's API reference, "chat completion chunk", and vLLM 0.32 (v1/engine/__init__.py).
@@ -78,10 +82,9 @@ def finished_choices(data: bytes) -> tuple[int, ...]:
     if _REASON_SIGN.search(data) is None:
         return ()
     try:
-        said = msgspec.json.decode(data)
+        choices = _decoded(_object(data), "choices")
     except _UNREADABLE:
         return ()
-    choices = said.get("choices") if isinstance(said, dict) else None
     if not isinstance(choices, list):
         return ()
     found = [choice for choice in choices if isinstance(choice, dict)]
@@ -125,15 +128,17 @@ def brings_output(end: StreamEnd, data: bytes) -> bool:
     What does not: a chunk with a role and nothing else, message_start, response.created, the beginning of a text that is
     empty so far. An engine may send them before it has computed anything, or its API server does without asking it.
     """
+    said = _object(data)
     try:
-        said = msgspec.json.decode(data)
+        return bool(_decoded(said, "error")) or _brings(end, said)
     except _UNREADABLE:
         return True
-    if not isinstance(said, dict) or said.get("error"):
-        return True
+
+
+def _brings(end: StreamEnd, said: _Said) -> bool:
     match end:
         case StreamEnd.DONE:
-            choices = said.get("choices")
+            choices = _decoded(said, "choices")
             return not isinstance(choices, list) or any(map(_choice_brings, choices))
         case StreamEnd.MESSAGE_STOP:
             return _anthropic_brings(said)
@@ -157,33 +162,33 @@ def _choice_brings(choice: Any) -> bool:
     return _is_filled(parts)
 
 
-def _anthropic_brings(said: dict[str, Any]) -> bool:
-    match said.get("type"):
+def _anthropic_brings(said: _Said) -> bool:
+    match _text(said, "type"):
         case "message_start":
-            message = said.get("message")
+            message = _decoded(said, "message")
             return isinstance(message, dict) and _is_filled(message.get("content"))
         case "content_block_start":
-            return _begun_brings(said.get("content_block"))
+            return _begun_brings(_decoded(said, "content_block"))
         case _:
             return True
 
 
-def _response_brings(said: dict[str, Any]) -> bool:
-    type_ = said.get("type")
+def _response_brings(said: _Said) -> bool:
+    type_ = _text(said, "type")
     if type_ in _CREATED:
-        response = said.get("response")
+        response = _decoded(said, "response")
         return isinstance(response, dict) and _is_filled(response.get("output"))
-    return type_ not in _ADDED or _begun_brings(said.get("item", said.get("part")))
+    return type_ not in _ADDED or _begun_brings(_decoded(said, "item" if "item" in said else "part"))
 
 
-def _cohere_brings(said: dict[str, Any]) -> bool:
-    type_ = said.get("type")
+def _cohere_brings(said: _Said) -> bool:
+    type_ = _text(said, "type")
     if type_ == "message-start":
         return False
     if type_ != "content-start":
         return True
-    at: Any = said
-    for name in ("delta", "message", "content"):
+    at = _decoded(said, "delta")
+    for name in ("message", "content"):
         at = at.get(name) if isinstance(at, dict) else None
     return _begun_brings(at)
 
@@ -206,8 +211,6 @@ def _is_filled(value: Any) -> bool:
 
 # --- Other APIs. ---
 
-# The fields of an object, not decoded: one of them may be a whole response, of any shape.
-_Said = dict[str, msgspec.Raw]
 _NULL: Final = b"null"
 _FIELD_BYTES: Final = 256  # of a name or a reason
 
@@ -285,6 +288,12 @@ def _value(said: _Said, name: str) -> bytes:
     """As it is written; nothing where it is absent."""
     found = said.get(name)
     return b"" if found is None else bytes(found)
+
+
+def _decoded(said: _Said, name: str) -> Any:
+    """Its value; None where it is absent. Raises what is `_UNREADABLE`."""
+    found = said.get(name)
+    return None if found is None else msgspec.json.decode(found)
 
 
 def _text(said: _Said, name: str) -> str:
