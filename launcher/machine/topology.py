@@ -31,7 +31,7 @@ class Core:
     node: int | None
     """NUMA node id; None where the kernel was built without NUMA."""
     speed: float = 1.0
-    """Of its kind, relative to the machine's fastest kind of core. Cores of equal speed are of one kind."""
+    """Speed relative to the machine's fastest kind of core. Cores of equal speed are of one kind."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def method_of(quantization: Json) -> str | None:
 
 
 def kv_cache_dtype(quantization: Json) -> str:
-    """What --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization sets it, else "auto".
+    """The type that --kv-cache-dtype auto means for a checkpoint: "fp8" where its quantization sets it, else "auto".
 
     vllm/utils/torch_utils.py, get_kv_cache_quant_algo_string."""
     by_name = (method_of(quantization) or "").startswith(_MODELOPT_METHOD)

@@ -19,7 +19,7 @@ MAMBA_MODELS: Final = frozenset({"mamba", "mamba2", "falcon_mamba"})
 _BOTH_MODELS: Final = frozenset({"falcon_h1"})
 
 Kinds = tuple[LayerKind, ...]
-"""Of one layer: attention, a state, both, or none."""
+"""Kinds of one layer: attention, a state, both, or none."""
 _FULL: Final[Kinds] = (LayerKind.FULL,)
 _STATE: Final[Kinds] = (LayerKind.STATE,)
 _SLIDING: Final[Kinds] = (LayerKind.SLIDING,)

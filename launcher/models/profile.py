@@ -91,9 +91,9 @@ class ModelProfile:
     assumed: tuple[str, ...] = ()
     """Keys that neither the file, its class nor the weights give: the plan took the usual value."""
     sources: tuple[str, ...] = ()
-    """Where the figures are from: config, defaults (of the class), headers (of the weights), assumed."""
+    """Origins of the figures: config, defaults (of the class), headers (of the weights), assumed."""
     cpu_gap: str | None = None
-    """What vLLM's CPU backend cannot build of it."""
+    """The part that vLLM's CPU backend cannot build."""
 
     @property
     def known(self) -> bool:

@@ -394,8 +394,8 @@ def _do_not_fit(
 
 def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:
     """Whether the largest instance does not fit alone and without KV cache."""
-    room = row.total_bytes - row.reserve_bytes - row.page_cache_bytes
-    return max(_without_kv(demand, row) for demand in here) > room
+    left = row.total_bytes - row.reserve_bytes - row.page_cache_bytes
+    return max(_without_kv(demand, row) for demand in here) > left
 
 
 def _without_kv(demand: Demand, row: LedgerRow) -> int:

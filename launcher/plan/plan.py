@@ -167,7 +167,7 @@ class ModelNeeds:
     quantization: str | None
     max_model_len: int
     kv_bytes_per_token: int
-    """Of all ranks, in the type of the KV cache; sliding layers too."""
+    """Bytes of all ranks, in the type of the KV cache; sliding layers too."""
     state_bytes: int
     """Recurrent states of one request."""
     request_bytes: int
@@ -193,7 +193,7 @@ class Plan:
     models: tuple[EffectiveConfig, ...] = ()
     """Of each `[[models]]` entry, in the order of the file; also of those without slots."""
     needs: tuple[ModelNeeds, ...] = ()
-    """Of each model whose files are here and can be read."""
+    """One entry for each model whose files are here and can be read."""
 
     @property
     def violations(self) -> tuple[Finding, ...]:

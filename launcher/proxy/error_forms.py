@@ -69,7 +69,7 @@ class Opening(NamedTuple):
     """The beginning of a stream of /v1/responses: an error event goes on from it."""
 
     sequence_number: int
-    """Of its first event; each event has the next one."""
+    """The number of its first event; each event has the next one."""
     response: Fields
     """As that event has it, without large fields."""
 
@@ -152,7 +152,7 @@ def _with_delay(error: HttpError) -> str:
 
 
 def new_opening(response_id: str, model: str, created: int) -> Opening:
-    """Of a stream in which nothing but comments was sent. `created`: seconds since the epoch."""
+    """The opening of a stream in which nothing but comments was sent. `created`: seconds since the epoch."""
     response = {"id": response_id, "object": "response", "created_at": created, "model": model}
     return Opening(0, {**response, "status": "failed", "output": [], "error": None})
 

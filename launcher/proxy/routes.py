@@ -33,7 +33,7 @@ class Kind(StrEnum):
 
 
 class Api(StrEnum):
-    """Whose API a path belongs to: its clients read errors in that form."""
+    """The API that a path belongs to: its clients read errors in that form."""
 
     OPENAI = "openai"  # and everything that has no form of its own
     RESPONSES = "responses"  # OpenAI's, with events of its own
@@ -211,7 +211,7 @@ def _route_of(path: str) -> Match | None:
 
 
 def api_of(path: str) -> Api:
-    """Whose API a path belongs to, whether there is such a route or not. `path` is undecoded and without its query."""
+    """The API that a path belongs to, whether there is such a route or not. `path` is undecoded and without its query."""
     for prefix, api in _APIS:
         if path.startswith(prefix) and path[len(prefix) : len(prefix) + 1] in {"", "/"}:
             return api

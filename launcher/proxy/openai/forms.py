@@ -67,7 +67,7 @@ _BOUNDARY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,68}[\x21-\x7e])?")  # RFC 2
 
 
 class _Part(NamedTuple):
-    """What the header of a part says."""
+    """The fields of a part's header."""
 
     shown: str  # for a message
     name: bytes = b""  # if it is one of the fields looked for
@@ -137,7 +137,7 @@ class FormReader:
         self._at = max(self._at, len(body) - len(first) + 1)
 
     def _line_end(self, body: bytes | bytearray) -> int:
-        """Where the line of a boundary ends; -1: that has not come, or it is the last boundary."""
+        """Index of the end of a boundary's line; -1: that has not come, or it is the last boundary."""
         at = self._at
         if body[at : at + 2] == b"--":
             self._ended, self._at = True, at + 2

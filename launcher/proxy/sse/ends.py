@@ -1,4 +1,4 @@
-"""What events say: a part of the answer, nothing yet, the end of their stream, or that the engine gave the request up.
+"""The meaning of events: a part of the answer, nothing yet, the end of their stream, or that the engine gave the request up.
 
 Sources: vLLM 0.32 and 0.33, entrypoints/anthropic/serving.py, cohere/serving.py, openai/responses/serving.py. Only events
 that may be the last ones are decoded, by a sign; texts may hold the same words.

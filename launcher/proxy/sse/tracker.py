@@ -191,7 +191,7 @@ class EventTracker:
             self._read_end(data)
 
     def _note(self, data: bytes) -> None:
-        """What an event with data tells beside an error or the end."""
+        """Note output and finished choices of an event with data."""
         if not self.output:
             self.output = brings_output(self.end, data)
         if self.end is StreamEnd.DONE:
