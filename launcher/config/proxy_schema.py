@@ -170,7 +170,10 @@ class Proxy(Section, frozen=True):
         ),
     ] = 512 * _MIB
     upload_wait_s: Annotated[
-        Seconds, doc("Longest time that a request body waits for this memory; then the request gets 503.")
+        Seconds,
+        doc(
+            "Longest time that a request body waits for this memory, all its waits together; then it gets 503."
+        ),
     ] = 30.0
     max_connections: Annotated[
         PositiveInt, doc("Client connections open at once. Further connections are closed.")

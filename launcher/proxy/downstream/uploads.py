@@ -135,7 +135,7 @@ class Connection(Protocol):
 class Upload:
     __slots__ = (
         "_body", "_connection", "_decoder", "_left", "_limits", "_looked", "_loop", "_over", "_pace", "_planned",
-        "_read_at", "_request", "_share", "_unread", "_waits_since", "_whole", "deadline",
+        "_read_at", "_request", "_share", "_unread", "_waited_s", "_waits_since", "_whole", "deadline",
     )  # fmt: skip
 
     def __init__(self, connection: Connection, request: Request, head: RequestHead, limits: Limits) -> None:
@@ -156,6 +156,7 @@ class Upload:
         self._pace = Pace(limits.body_min_bytes_per_s, now)
         self._share: Share | None = None
         self._waits_since: float | None = None  # for memory
+        self._waited_s = 0.0  # for memory, before: `upload_wait_s` bounds all waits of a body together
         self.deadline = now + limits.body_timeout_s
 
     def begin(self, data: bytes) -> None:
@@ -191,7 +192,7 @@ class Upload:
         limits = self._limits
         if self._waits_since is not None:
             limits.upload_memory.refused += 1
-            return _no_memory(f"for {now - self._waits_since:.0f} s")
+            return _no_memory(f"for {self._waited_s + now - self._waits_since:.0f} s")
         why = f"no byte of the body came for {limits.body_timeout_s:g} s"
         if self._pace.paid_until != self._read_at:
             rate = limits.body_min_bytes_per_s
@@ -281,12 +282,14 @@ class Upload:
         if memory.ask(self._share):
             return True
         self._waits_since = self._loop.time()
-        self.deadline = self._waits_since + self._limits.upload_wait_s
+        self.deadline = self._waits_since + max(0.0, self._limits.upload_wait_s - self._waited_s)
         return False
 
     def _granted(self) -> None:
         if self._waits_since is not None:
-            self._pace.excuse(self._loop.time() - self._waits_since)
+            waited_s = self._loop.time() - self._waits_since
+            self._waited_s += waited_s
+            self._pace.excuse(waited_s)
             self._waits_since = None
             self.deadline = self._pace.paid_until + self._limits.body_timeout_s
             self._later()
