@@ -23,7 +23,7 @@ import msgspec
 
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.proxy.routes import Api
-from launcher.proxy.sse.tracker import EVENT_END, event_data
+from launcher.proxy.sse.tracker import event_data, event_ends
 
 _READ_BYTES: Final = 1 << 20  # of an error; no engine says as much
 _FIELD_BYTES: Final = 4096  # of a response's field that an error event repeats: not of long instructions
@@ -160,9 +160,9 @@ def new_opening(response_id: str, model: str, created: int) -> Opening:
 def opening_of(events: bytes) -> Opening | None:
     """The opening of a stream of /v1/responses, by its first events; None: they announce no response."""
     start = 0
-    for end in EVENT_END.finditer(events):
-        data = event_data(events[start : end.end()])
-        start = end.end()
+    for end in event_ends(events):
+        data = event_data(events[start:end])
+        start = end
         if data is not None:
             return _opening(data)
     return None

@@ -21,7 +21,7 @@ from launcher.proxy.continuation.transcript import (
 )
 from launcher.proxy.sse.ends import finish_reason_of
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, EventPattern, take_list
-from launcher.proxy.sse.tracker import EVENT_END, event_data
+from launcher.proxy.sse.tracker import event_data, event_ends
 
 _PLAIN_KEYS = frozenset({"index", "delta", "text", "token_ids"})
 
@@ -61,8 +61,8 @@ class Splicer:
         """Raises Diverged."""
         out = bytearray()
         start = 0
-        for end in EVENT_END.finditer(payload):
-            event, start = payload[start : end.end()], end.end()
+        for end in event_ends(payload):
+            event, start = payload[start:end], end
             piece = self._theirs.piece(event)
             if piece is not None:
                 out += self._ours.prefix + piece + self._ours.suffix

@@ -27,7 +27,7 @@ import msgspec
 
 from launcher.proxy.sse.ends import NO_REASONS, finish_reason_of
 from launcher.proxy.sse.fast_path import IDS_KEY, PROMPT_KEY, WORDLESS, EventPattern, FastPath, take_list
-from launcher.proxy.sse.tracker import EVENT_END, event_data
+from launcher.proxy.sse.tracker import event_data, event_ends
 
 TEXT_BYTES: Final = 256 * 1024
 """Text that one stream may keep, in bytes: about 60,000 tokens, more than the context of most models."""
@@ -99,8 +99,8 @@ class Transcript:
             return payload
         told = bytearray()
         start = 0
-        for end in EVENT_END.finditer(payload):
-            event, start = payload[start : end.end()], end.end()
+        for end in event_ends(payload):
+            event, start = payload[start:end], end
             ids = None
             if self.asks_ids:
                 event, ids = self._take_ids(event)

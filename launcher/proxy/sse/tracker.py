@@ -16,6 +16,7 @@ be JSON, or [DONE]. Comments, events without data and pings say nothing (`quiet`
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -35,8 +36,9 @@ from launcher.proxy.sse.ends import (
 HOLD_BYTES = 1 << 20
 _NAME_BYTES = 64  # of an event's first line
 _PING_BYTES = 256
+_PING_EVENT_BYTES = 4096  # with comments before it; looking for its name takes 20 ms of a MiB
 
-EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+_EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
@@ -67,6 +69,17 @@ def aborted(answer: bytes) -> bool:
     return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
+def event_ends(events: bytes) -> Iterator[int]:
+    """The offsets behind the blank lines that end events."""
+    if b"\r" in events:  # no server known writes it
+        yield from (found.end() for found in _EVENT_END.finditer(events))
+        return
+    at = events.find(b"\n\n") + 2
+    while at > 1:
+        yield at
+        at = events.find(b"\n\n", at) + 2
+
+
 def event_data(event: bytes) -> bytes | None:
     """The data of one event, its lines joined as the standard says; None for a comment and an event with empty data.
 
@@ -74,6 +87,10 @@ def event_data(event: bytes) -> bytes | None:
     """
     found = [line[5:].removeprefix(b" ") for line in event.splitlines() if line.startswith(b"data:")]
     return b"\n".join(found) or None
+
+
+def _is_ping(event: bytes, data: bytes) -> bool:
+    return _PING_NAME.search(event) is not None or is_ping(data)
 
 
 class EventTracker:
@@ -140,9 +157,8 @@ class EventTracker:
             return b"" if self.engine_fault or self.broken else whole
         passed = bytearray()
         start = 0
-        for found in EVENT_END.finditer(whole):
-            event = whole[start : found.end()]
-            start = found.end()
+        for end in event_ends(whole):
+            event, start = whole[start:end], end
             if self._keep(event):
                 passed += event
         passed += whole[start:]
@@ -163,7 +179,7 @@ class EventTracker:
             self._open_is_last = False
             return True
         data = event_data(event)
-        if data is not None and (_PING_NAME.search(event) is not None or is_ping(data)):
+        if data is not None and len(event) <= _PING_EVENT_BYTES and _is_ping(event, data):
             data = None
         if self.error is None and not self.broken and not self.done:
             self._read(event, data)
@@ -305,8 +321,8 @@ USAGE_KEY: Final = b'"usage"'  # in no text: within a JSON string every quotatio
 def without_usage(events: bytes) -> bytes:
     """Whole events without those that tell usage and nothing else; the very same bytes where there is none."""
     kept, start = bytearray(), 0
-    for end in EVENT_END.finditer(events):
-        event, start = events[start : end.end()], end.end()
+    for end in event_ends(events):
+        event, start = events[start:end], end
         if len(event) > USAGE_EVENT_BYTES or USAGE_KEY not in event or not _tells_usage_only(event):
             kept += event
     kept += events[start:]

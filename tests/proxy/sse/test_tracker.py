@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.proxy.sse import tracker as sse_tracker
 from launcher.proxy.sse.ends import StreamEnd
-from launcher.proxy.sse.tracker import EventTracker, event_data
+from launcher.proxy.sse.tracker import EventTracker, event_data, event_ends
 
 WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
 COMMENT = b": still here\n\n"
@@ -185,3 +186,28 @@ def test_done_without_its_blank_line_counts() -> None:
 def test_data_of_an_event() -> None:
     assert event_data(b": comment\n\n") is None
     assert event_data(b"event: x\ndata: a\ndata:b\n\n") == b"a\nb"
+
+
+@given(
+    st.lists(st.sampled_from([b"\n", b"\r", b"\r\n", b"x", b"data: {}", b"\n\n"]), max_size=12).map(b"".join)
+)
+def test_events_end_at_blank_lines(events: bytes) -> None:
+    """However lines end; the shortest way is taken where no carriage return is in sight."""
+    blank_lines = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
+    assert list(event_ends(events)) == [found.end() for found in blank_lines.finditer(events)]
+
+
+@pytest.mark.parametrize("before", [b"", b": " + b"x" * 2048 + b"\n"], ids=["alone", "behind a comment"])
+@pytest.mark.parametrize(
+    "ping", [b"event: ping\ndata: {}\n\n", b'data: {"type": "ping"}\n\n'], ids=["name", "type"]
+)
+def test_a_ping_says_nothing(before: bytes, ping: bytes) -> None:
+    tracker = EventTracker()
+    assert tracker.feed(before + ping) == before + ping
+    assert (tracker.quiet, tracker.events) == (True, 0)
+
+
+def test_a_large_event_is_no_ping() -> None:
+    tracker = EventTracker()
+    tracker.feed(b'data: {"type": "ping", "text": "%b"}\n\n' % (b"x" * 8192))
+    assert (tracker.quiet, tracker.events) == (False, 1)
