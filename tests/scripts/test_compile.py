@@ -33,6 +33,17 @@ def test_every_entry_of_the_list_names_modules() -> None:
         assert all(module.suffix == ".py" for module in modules), pattern
 
 
+def test_each_compiled_module_is_tested_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    run = [ROOT / name for name in importlib.import_module("compiled_tests").tests(ROOT)]
+    assert all(path.exists() for path in run)
+    files = {file for path in run for file in ([path] if path.suffix else path.rglob("test_*.py"))}
+    for pattern in PROJECT["tool"]["numa-launcher"]["compile"]:
+        for module in ROOT.glob(pattern):
+            folder = ROOT / "tests" / module.parent.relative_to(ROOT / "launcher")
+            assert {*folder.glob(f"test_{module.stem}.py")} <= files, module
+
+
 def test_the_compiler_is_pinned() -> None:
     assert any(need.startswith("mypy==") for need in PROJECT["project"]["optional-dependencies"]["compile"])
 
