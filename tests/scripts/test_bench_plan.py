@@ -32,6 +32,7 @@ def test_within_the_budgets() -> None:
     assert "OVER" not in done.stdout
 
 
+@pytest.mark.budget
 def test_over_the_budgets() -> None:
     done = run("--runs", "1", "--scale", "0.0001")
     assert done.returncode == 1

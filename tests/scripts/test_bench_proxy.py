@@ -25,6 +25,23 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def test_one_point(tmp_path: Path) -> None:
+    kept = tmp_path / "run.json"
+    done = run("--quick", "--only", "ours", "--points", "requests", "--no-pin", "--json", str(kept))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "CPU µs per request" in done.stdout
+    [row] = json.loads(kept.read_text())["rows"]
+    assert (row["proxy"], row["failures"]) == ("ours", 0)
+    assert row["units"] > 0
+    assert row["cpu_us"] > 0
+
+    # The same row again, as a table.
+    again = run("--report", str(kept))
+    assert again.returncode == 0
+    assert again.stdout == done.stdout
+
+
+@pytest.mark.budget
 def test_quick(tmp_path: Path) -> None:
     kept = tmp_path / "run.json"
     done = run("--quick", "--only", "direct,ours", "--no-pin", "--json", str(kept))

@@ -38,6 +38,20 @@ def test_each_mechanism_is_switched_off(tmp_path: Path) -> None:
     assert any(ratio != 1.0 for cells in waiting.values() for ratio in cells["12 prompts"])
 
 
+def test_a_few_requests_are_simulated_and_their_predictions_judged(tmp_path: Path) -> None:
+    kept = tmp_path / "predictions.json"
+    done = subprocess.run(
+        [SCRIPT, "predict", "--workloads", "chat", "--seeds", "5", "--loads", "0.8", "--requests", "40", "--json", kept],
+        env={**os.environ, "PYTHON": sys.executable}, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(kept.read_text())
+    assert {row["case"]["workload"] for row in rows} == {"chat"}
+    assert all(row["good"] >= 0.5 for row in rows)
+    assert all(row["met"] >= 0.99 for row in rows if row["case"]["limit_s"] is not None)
+
+
+@pytest.mark.release
 def test_predictions_of_first_tokens(tmp_path: Path) -> None:
     kept = tmp_path / "predictions.json"
     workloads = "chat,long prompts,mixed,prefix-heavy"
@@ -90,6 +104,7 @@ def fleet(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.release
 def test_a_fleet_is_compared_with_one_host(tmp_path: Path) -> None:
     kept = tmp_path / "fleet.json"
     ways = "picker,picker+taken over in the middle,least connections,hash of the prompt"
@@ -116,6 +131,19 @@ def test_a_fleet_is_compared_with_one_host(tmp_path: Path) -> None:
     assert "| picker | " in done.stdout
 
 
+def test_a_small_fleet_is_simulated(tmp_path: Path) -> None:
+    kept = tmp_path / "fleet.json"
+    done = fleet("--hosts", "2", "--workloads", "chat", "--ways", "picker", "--seeds", "1", "--requests", "10",
+                 "--json", kept)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    rows = {row["way"]: row for row in json.loads(kept.read_text())}
+    assert rows["picker"]["p99_ratio"] <= 1.3
+    assert rows["picker"]["hit_ratio"] >= 0.95
+    assert rows["one host"]["p99_ratio"] == 1.0
+    assert "| picker | " in done.stdout
+
+
+@pytest.mark.release
 def test_a_fleet_of_more_than_one_balancer(tmp_path: Path) -> None:
     kept = tmp_path / "fleet.json"
     done = fleet("--hosts", "20", "--workloads", "short,chat", "--ways", "picker", "--seeds", "1", "--requests", "10",
