@@ -188,12 +188,15 @@ class Proxy(Section, frozen=True):
     answer_timeout_s: Annotated[
         Seconds, doc("Longest time to the first byte of a response that is not streamed.")
     ] = 3600.0
-    idle_timeout_s: Annotated[Seconds, doc("Longest pause between two reads of a response.")] = 300.0
+    idle_timeout_s: Annotated[
+        Seconds,
+        doc("Longest pause between two reads of a response, while no counter of its engine's metrics rises."),
+    ] = 300.0
     hung_timeout_s: Annotated[
         Seconds,
         doc(
-            "An instance whose streams all make no progress for this long, while those of others do, counts as hung. An "
-            "instance with requests that sends nothing for this long is probed by the supervisor."
+            "An instance whose streams and whose engine make no progress for this long, while streams of others do, counts "
+            "as hung. An instance with requests that sends nothing for this long is probed by the supervisor."
         ),
     ] = 60.0
     keepalive_comment_s: Annotated[

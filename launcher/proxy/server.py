@@ -326,7 +326,7 @@ class ProxyServer:
             self._reconciler.cancel()
             await asyncio.wait({self._reconciler})
         self._access_log.flush()
-        self._instances.close()
+        await self._instances.close()
         if self._overflow is not None:
             self._overflow.close()
         await self._pages.close()

@@ -20,6 +20,7 @@ from launcher.proxy.request.events import AttemptFailed, Bound, Event, InstanceD
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.pool import ConnectionPool, Endpoint
+from launcher.proxy.upstream.pulse import PulseReader
 from launcher.telemetry.engine_metrics import EngineMetrics
 
 STORED_RESPONSES = 65536  # ids of stored responses whose instance is remembered; the oldest are forgotten
@@ -58,6 +59,9 @@ class Instances:
         self._pump_timer: asyncio.TimerHandle | None = None
         self._stopping = False
         self._occupancy = Occupancy()
+        self._pulses = PulseReader(self._clock)
+        # Of silence, and between two questions: some answers come before the shorter of the two times is over.
+        self._ask_s = min(proxy.hung_timeout_s, proxy.idle_timeout_s) / 4
         self.balancer = balancer
         self.table = balancer.table
 
@@ -203,6 +207,7 @@ class Instances:
         if not traffic.attempts:
             self._occupancy.busy(upstream.key, attempt.asked_at)
         traffic.attempts[attempt] = request
+        attempt.begin(traffic.pulse)
         return traffic.pool
 
     def leave(self, request: Request, attempt: Attempt, upstream: Upstream, event: Event, now: float) -> None:
@@ -266,10 +271,13 @@ class Instances:
 
     def reconcile(self, loads: Mapping[InstanceId, EngineMetrics]) -> None:
         """What the instances say they work on: requests that are not the proxy's take capacity there, too."""
+        now = self._clock()
         for key, load in loads.items():
+            if (traffic := self._traffic.get(key)) is not None:
+                traffic.pulse.observe(load, now)
             if (upstream := self.table.get(*key)) is not None:
                 self.balancer.reconcile(upstream, load.running, load.waiting, load.kv_usage, load.kv_tokens)
-        self.pump(self._clock())
+        self.pump(now)
 
     def awaited(self, slot: int, generation: int) -> int:
         """Attempts that wait for the instance: it is read, because the client takes what comes."""
@@ -290,7 +298,7 @@ class Instances:
         traffic = self._traffic.get((slot, generation))
         if traffic is None or not traffic.silence_told:
             return False
-        return traffic.upstream.in_flight < traffic.upstream.max_num_seqs
+        return traffic.has_room()
 
     def excuse(self, seconds: float, now: float) -> None:
         """The event loop did not run for so long: neither silence of an instance nor a wait for one."""
@@ -305,14 +313,33 @@ class Instances:
         for traffic in tuple(self._traffic.values()):
             traffic.forget(now)
             traffic.pool.sweep(now)
-        for traffic in hung(self._traffic.values(), now, self._proxy.hung_timeout_s):
-            self._give_up(traffic, now)
+        timeout_s = self._proxy.hung_timeout_s
+        for traffic in hung(self._traffic.values(), now, timeout_s):
+            if not self._may_work(traffic, now):
+                self._give_up(traffic, now)
         for traffic in tuple(self._traffic.values()):
-            if traffic.silent_s(now) > self._proxy.hung_timeout_s and not traffic.probe_fits:
+            silent = traffic.silent_s(now) > timeout_s and not traffic.pulse.may_beat(now, timeout_s)
+            if silent and not traffic.probe_fits:
                 self._on_silence(traffic, now)
+        self._ask(now)
         self.pump(now)
         for note in self.balancer.notes():
             _LOG.warning("%s", note)
+
+    def _ask(self, now: float) -> None:
+        """Ask the engines of silent requests whether they compute. A token is asked for where streams would be given up."""
+        doubted = hung(self._traffic.values(), now, self._proxy.hung_timeout_s / 2)
+        for traffic in self._traffic.values():
+            pulse = traffic.pulse
+            if now - pulse.asked_at >= self._ask_s and traffic.longest_wait_s(now) >= self._ask_s:
+                token = traffic in doubted and traffic.has_room()
+                self._pulses.ask(pulse, traffic.upstream, self._ask_s, token=token)
+
+    def _may_work(self, traffic: Traffic, now: float) -> bool:
+        """Whether its engine may compute; or nobody could ask it, and its only request may be silent."""
+        if traffic.pulse.may_beat(now, self._proxy.hung_timeout_s):
+            return True
+        return traffic.pulse.counted is None and not traffic.has_room() and len(traffic.attempts) == 1
 
     def _on_silence(self, traffic: Traffic, now: float) -> None:
         """Tell the supervisor, which finds out whether the instance hangs or just takes long over a whole response.
@@ -370,7 +397,8 @@ class Instances:
         """From here on no instance is blamed or suspected."""
         self._stopping = True
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        await self._pulses.close()
         if self._pump_timer is not None:
             self._pump_timer.cancel()
         for traffic in self._traffic.values():

@@ -11,6 +11,7 @@ from launcher.proxy.observability.stats import SlotCounters
 from launcher.proxy.request.record import Request
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.upstream.pulse import Pulse
 
 DEATH_MEMORY_S = 2.0  # from a connection's break to the supervisor's word that the process is gone
 
@@ -19,13 +20,15 @@ class Traffic:
     """An upstream, its connections, and the attempts on it. An instance that is removed and comes again is another one."""
 
     __slots__ = (
-        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_fits", "silence_told", "sums", "upstream"
+        "_left_lately", "_moved_at", "_reads", "_seen", "attempts", "pool", "probe_fits", "pulse", "silence_told", "sums",
+        "upstream",
     )  # fmt: skip
 
     def __init__(self, upstream: Upstream, pool: ConnectionPool, sums: SlotCounters, now: float) -> None:
         self.upstream = upstream
         self.pool = pool
         self.sums = sums  # of its slot
+        self.pulse = Pulse()
         self.attempts: dict[Attempt, Request] = {}
         self._reads = 0  # by attempts that have left
         self._seen = 0  # reads at the last tick
@@ -57,6 +60,16 @@ class Traffic:
     def excuse(self, seconds: float, now: float) -> None:
         """It could not be read for so long: that was not its silence."""
         self._moved_at = min(now, self._moved_at + seconds)
+        self.pulse.excuse(seconds)
+
+    def longest_wait_s(self, now: float) -> float:
+        """How long the most silent of its requests has been so."""
+        waits = (now - attempt.moved_at for attempt in self.computing() if not attempt.held_back)
+        return max(waits, default=0.0)
+
+    def has_room(self) -> bool:
+        """Whether its engine would start one more request at once."""
+        return self.upstream.in_flight < self.upstream.max_num_seqs
 
     def largest_prompt(self) -> int:
         """Tokens of the longest prompt on it."""
@@ -96,7 +109,7 @@ def _computes(request: Request) -> bool:
 
 
 def hung(traffic: Iterable[Traffic], now: float, timeout_s: float) -> list[Traffic]:
-    """Instances none of whose streams moved for the time set, while some other's did."""
+    """Instances none of whose streams moved for the time set, while some other's did. Their engines may work."""
     moved = {each: at for each in traffic if (at := each.moved_at()) is not None}
     if len(moved) < 2 or now - max(moved.values()) >= timeout_s / 2:
         return []

@@ -34,6 +34,7 @@ from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
 from launcher.proxy.upstream.connection import EVENT_STREAM, UpstreamConnection
 from launcher.proxy.upstream.overflow_endpoint import OverflowCall, unusable
 from launcher.proxy.upstream.pool import ConnectionPool
+from launcher.proxy.upstream.pulse import Pulse
 
 HOLD_BYTES = 1 << 20  # a whole response up to this size is held until it is complete
 _NOT_JSON = "an event of its stream was not JSON"
@@ -54,7 +55,7 @@ class Attempt:
 
     __slots__ = (
         "_events", "_fast_bytes", "_held", "_hold", "_output", "_post", "_reads", "_seen", "asked_at",
-        "connection", "delivering", "has_output", "head", "moved_at", "overflow", "reached", "request", "tracker",
+        "connection", "delivering", "has_output", "head", "moved_at", "overflow", "pulse", "reached", "request", "tracker",
         "upstream",
     )  # fmt: skip
 
@@ -70,6 +71,7 @@ class Attempt:
         # One of the two.
         self.upstream = None if isinstance(upstream, OverflowCall) else upstream
         self.overflow = upstream if isinstance(upstream, OverflowCall) else None
+        self.pulse: Pulse | None = None  # of its instance's engine
         self._post = post
         self._output = output
         self.connection: UpstreamConnection | None = None  # None: it has not been sent, or is over
@@ -85,6 +87,10 @@ class Attempt:
         self._reads = 0  # others that brought the head, or a part of the response
         self._seen = 0  # reads that `watch` knows of
         self.asked_at = self.moved_at = now  # loop time; `moved_at` as far as `watch` has seen
+
+    def begin(self, pulse: Pulse) -> None:
+        """It starts on an instance, whose engine has this pulse."""
+        self.pulse = pulse
 
     def send(
         self, pool: ConnectionPool, method: str, head: bytes, body: bytes | bytearray | memoryview, now: float
@@ -327,11 +333,20 @@ class Attempt:
         new, self._seen = reads - self._seen, reads
         if new:
             self.moved_at = now
-        elif self.delivering and now - self.moved_at > idle_timeout_s:
+        elif self.delivering and now - max(self.moved_at, self._counted_at) > idle_timeout_s:
             self.fail(f"no further byte within {idle_timeout_s:g} s")
-        if not self.delivering and 0 < first_byte_timeout_s < now - self.asked_at:
-            self.fail(f"no first byte within {first_byte_timeout_s:g} s")
+        if not self.delivering and first_byte_timeout_s > 0:
+            # Its engine has begun with it: a parser may hold the answer back.
+            begun = self.tracker is not None and self.tracker.events > 0
+            since = max(self.asked_at, self._counted_at) if begun else self.asked_at
+            if now - since > first_byte_timeout_s:
+                self.fail(f"no first byte within {first_byte_timeout_s:g} s")
         return new
+
+    @property
+    def _counted_at(self) -> float:
+        """When the counters of its engine had risen: then its silence proves nothing."""
+        return self.moved_at if self.pulse is None else self.pulse.counted_at
 
 
 def _error_answer(event: bytes) -> Answer:

@@ -7,8 +7,9 @@ import json
 
 import pytest
 from support.fakes import SOON_S
+from support.plain_engine import CHAT
 from support.proxy_under_test import Build, ProxyUnderTest, until
-from support.scripted_engine import Call, answer_chat, event
+from support.scripted_engine import DONE, Call, answer_chat, event
 
 
 async def read(proxy: ProxyUnderTest, **more: object) -> bytes:
@@ -17,11 +18,13 @@ async def read(proxy: ProxyUnderTest, **more: object) -> bytes:
 
 
 async def hangs(call: Call) -> None:
-    if b'"slow"' not in call.body:
+    """It answers nothing else, either."""
+    if b'"slow"' in call.body:
+        await call.start_stream()
+        await call.chunk(event("one"))
+    elif call.target == CHAT:
         await answer_chat(call)
         return
-    await call.start_stream()
-    await call.chunk(event("one"))
     await call.until_left()
 
 
@@ -201,6 +204,174 @@ async def test_a_long_prompt_is_given_time(build: Build) -> None:
     asked = asyncio.create_task(read(proxy, messages=[{"role": "user", "content": "word " * 4000}]))
     await until(lambda: proxy.server.in_flight(0, 1) == 1)
     await asyncio.sleep(0.3)
+    assert proxy.suspects == []
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+
+
+# --- Silent streams: the engine is asked. ---
+
+TOOLS = {"tools": [{"type": "function"}]}
+PING = b": ping\n\n"
+
+
+class Silent:
+    """An engine whose streams say `words` and then nothing until `go`. Its counters rise with each reading while it
+    `computes`; without counters it gives a token to who asks."""
+
+    def __init__(self, *words: bytes, counts: bool, computes: bool, pings: bool = False) -> None:
+        self.words = words
+        self.counts = counts
+        self.computes = computes
+        self.pings = pings
+        self.go = asyncio.Event()
+        self.tokens = 0
+        self.streams = 0
+
+    async def __call__(self, call: Call) -> None:
+        if call.target == "/metrics" and self.counts:
+            self.tokens += self.computes
+            page = f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n".encode()
+            await call.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+        elif call.target == "/metrics":
+            await call.json({"detail": "Not Found"}, 404)
+        elif b'"max_tokens": 1' in call.body:
+            if not self.computes:
+                await call.until_left()
+            await call.json({"choices": [{"text": "a"}]})
+        else:
+            await self._stream(call)
+
+    async def _stream(self, call: Call) -> None:
+        self.streams += 1
+        await call.start_stream()
+        for word in self.words:
+            await call.chunk(word)
+        while self.pings and not call.left.is_set():
+            await call.chunk(PING)
+            await asyncio.sleep(0.02)
+        waits = {asyncio.create_task(event.wait()) for event in (self.go, call.left)}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+        if self.go.is_set():
+            await call.chunk(event("end"))
+            await call.chunk(DONE)
+            await call.end_stream()
+
+
+ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
+
+
+async def beside(proxy: ProxyUnderTest) -> asyncio.Task[bytes]:
+    """A stream that flows on a second instance."""
+    await proxy.engine(1, flows)
+    while True:
+        task = asyncio.create_task(read(proxy, stream=True, user="beside", **TOOLS))
+        await until(lambda: proxy.server.in_flight(1, 1) + proxy.server.in_flight(0, 1) == 2)
+        if proxy.server.in_flight(1, 1):
+            return task
+        task.cancel()
+        await until(lambda: proxy.server.in_flight(0, 1) == 1)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+async def test_a_silent_stream_of_an_engine_that_computes_is_no_hang(build: Build, *, counts: bool) -> None:
+    proxy = await build(hung_timeout_s=0.4)
+    silent = Silent(event("one"), event("two"), counts=counts, computes=True)
+    await proxy.engine(0, silent)
+    slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
+    await until(lambda: proxy.server.in_flight(0, 1) == 1)
+    other = await beside(proxy)
+    await asyncio.sleep(1.5)
+    silent.go.set()
+    async with asyncio.timeout(SOON_S):
+        assert (await slow).endswith(event("end") + DONE)
+    assert silent.streams == 1
+    assert proxy.suspects == []
+    assert ejections(proxy, 0) == 0
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("pings", [True, False])
+async def test_an_engine_that_does_not_compute_hangs_also_behind_pings(
+    build: Build, *, counts: bool, pings: bool
+) -> None:
+    proxy = await build(hung_timeout_s=0.4)
+    await proxy.engine(0, Silent(event("one"), counts=counts, computes=False, pings=pings))
+    slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
+    await until(lambda: proxy.server.in_flight(0, 1) == 1)
+    other = await beside(proxy)
+    async with asyncio.timeout(SOON_S):
+        assert b"it hangs" in await slow
+    assert ejections(proxy, 0) == 1
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+@pytest.mark.parametrize("words", [(event("one"),), (ROLE,)], ids=["words", "role only"])
+async def test_counters_that_rise_are_no_idle_stream(build: Build, words: tuple[bytes, ...]) -> None:
+    """There is one instance; its parser holds a tool call back for longer than any time-out."""
+    proxy = await build(
+        idle_timeout_s=0.4, hung_timeout_s=0.5, first_token_timeout_s=0.4, first_token_timeout_per_1k_s=0.0
+    )
+    silent = Silent(*words, counts=True, computes=True)
+    await proxy.engine(0, silent)
+    slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
+    await until(lambda: silent.streams == 1)
+    await asyncio.sleep(1.5)
+    silent.go.set()
+    async with asyncio.timeout(SOON_S):
+        assert await slow == b"".join(words) + event("end") + DONE
+    assert silent.streams == 1
+    assert proxy.suspects == []
+
+
+@pytest.mark.parametrize(("counts", "computes"), [(True, False), (False, True)])
+async def test_an_idle_stream_ends_where_no_counter_rises(
+    build: Build, *, counts: bool, computes: bool
+) -> None:
+    proxy = await build(idle_timeout_s=0.4)
+    await proxy.engine(0, Silent(event("one"), counts=counts, computes=computes))
+    async with asyncio.timeout(SOON_S):
+        assert b"no further byte within 0.4 s" in await read(proxy, stream=True, **TOOLS)
+
+
+async def test_the_only_place_of_an_engine_may_be_silent(build: Build) -> None:
+    """Nobody can ask it for a token beside its request, and it has no counters: idle_timeout_s alone applies."""
+    proxy = await build(hung_timeout_s=0.2)
+    silent = Silent(event("one"), counts=False, computes=True)
+    engine = await proxy.engine(0, silent)
+    proxy.server.remove_upstream(0, 1, "stopped")
+    proxy.server.add_upstream(0, 2, "m", engine.address, 1)
+    slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
+    await until(lambda: silent.streams == 1)
+    await proxy.engine(1, flows)
+    other = asyncio.create_task(read(proxy, stream=True, **TOOLS))
+    await asyncio.sleep(0.8)
+    silent.go.set()
+    async with asyncio.timeout(SOON_S):
+        assert (await slow).endswith(event("end") + DONE)
+    assert silent.streams == 1
+    other.cancel()
+    await asyncio.gather(other, return_exceptions=True)
+
+
+async def test_a_whole_response_of_an_engine_that_computes_is_no_silence(build: Build) -> None:
+    proxy = await build(hung_timeout_s=0.3)
+    silent = Silent(counts=True, computes=True)
+
+    async def whole(call: Call) -> None:
+        if call.target == "/metrics":
+            await silent(call)
+        else:
+            await call.until_left()
+
+    await proxy.engine(0, whole)
+    asked = asyncio.create_task(read(proxy))
+    await asyncio.sleep(1.0)
     assert proxy.suspects == []
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
