@@ -186,7 +186,11 @@ class Proxy(Section, frozen=True):
         Seconds, doc("Added to first_token_timeout_s for each 1,000 tokens of the prompt (estimated).")
     ] = 60.0
     answer_timeout_s: Annotated[
-        Seconds, doc("Longest time to the first byte of a response that is not streamed.")
+        Seconds,
+        doc(
+            "Longest time to the first byte of a response that is not streamed, and longest silence of a stream while its "
+            "engine's counters rise."
+        ),
     ] = 3600.0
     idle_timeout_s: Annotated[
         Seconds,

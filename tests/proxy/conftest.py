@@ -1,4 +1,5 @@
-"""Fixtures of the proxy's tests; a test that leaks a task fails. All run on uvloop, as the daemon does."""
+"""Fixtures of the proxy's tests; a test that leaks a task fails. All run on uvloop, as the daemon does,
+but those of time limits that are marked `virtual_time`."""
 
 from __future__ import annotations
 
@@ -12,17 +13,21 @@ import aiohttp
 import pytest
 import uvloop
 from support.fakes import SOON_S
+from support.jumping_loop import JumpingLoop
 from support.overflow import cloud, outside, proxy_with  # noqa: F401  fixtures
 from support.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.accounts.entry import Entry
+from launcher.base.background import RunningClock
 from launcher.base.money import TokenPrices
 from launcher.config.schema import Model, Proxy
 from launcher.proxy.ended import Accounting
 from launcher.proxy.server import ProxyServer
 
 
-def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+def pytest_asyncio_loop_factories(item: pytest.Item) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    if item.get_closest_marker("virtual_time") is not None:
+        return {"virtual time": JumpingLoop}
     return {"uvloop": uvloop.new_event_loop}
 
 
@@ -55,6 +60,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
                 chance=Random(7),  # noqa: S311
                 most_clients=most_clients,
                 accounting=accounting or Accounting(record=entries.append, prices=prices, caps=caps),
+                running=RunningClock(asyncio.get_running_loop().time),
             )
             await server.start()
             stack.push_async_callback(server.stop, 0.0)

@@ -34,9 +34,6 @@ def streams(engine: TokenEngine | PlainEngine, until_event: int | None = None) -
     """Answer; with `until_event` the connection ends after so many."""
 
     async def answer(call: Call) -> None:
-        if call.target == "/metrics":
-            await call.json({}, 404)
-            return
         await call.start_stream()
         for event in engine.answer(call.body)[:until_event]:
             await call.chunk(event)
@@ -59,7 +56,7 @@ def in_turn(*scripts: Script) -> Script:
     left = list(scripts)
 
     async def answer(call: Call) -> None:
-        await (scripts[0] if call.target == "/metrics" else left.pop(0))(call)
+        await left.pop(0)(call)
 
     return answer
 

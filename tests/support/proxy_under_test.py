@@ -12,7 +12,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp.client import _RequestContextManager
 from support.fakes import SOON_S
-from support.scripted_engine import FakeEngine, Script, answer_chat, no_tokenizer
+from support.scripted_engine import FakeEngine, Script, answer_chat, answer_metrics, not_found
 
 from launcher.accounts.entry import Entry
 from launcher.proxy.server import ProxyServer
@@ -38,11 +38,16 @@ class ProxyUnderTest:
         generation: int = 1,
         model: str = "m",
         tokenizer: Script | None = None,
+        metrics: Script | None = None,
         token_ids: bool = False,
         sampling_defaults: Mapping[str, float] | None = None,
     ) -> FakeEngine:
-        """An engine that listens and is ready; its template is asked for where there is a `tokenizer`."""
-        engine = FakeEngine(self.folder / f"{slot}.{generation}.sock", script, tokenizer or no_tokenizer)
+        """An engine that listens and is ready; its template is asked for where there is a `tokenizer`. It has counters if
+        `metrics` tells them, or `script` is `answer_chat`."""
+        metrics = metrics or (answer_metrics if script is answer_chat else not_found)
+        engine = FakeEngine(
+            self.folder / f"{slot}.{generation}.sock", script, tokenizer or not_found, metrics
+        )
         await self.stack.enter_async_context(engine)
         ask = tokenizer is not None
         self.server.add_upstream(

@@ -94,9 +94,7 @@ async def answer_chat(call: Call) -> None:
     if call.target == "/v1/models":
         await call.json({"object": "list", "data": [{"id": "m", "object": "model", "max_model_len": 2048}]})
     elif call.target == "/metrics":
-        page = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="m"} 1.0\n'
-        head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(page)}\r\n\r\n"
-        await call.raw(head.encode() + page)
+        await answer_metrics(call)
     elif b'"stream": true' in call.body:
         await call.start_stream()
         for word in ("one", "two", "three"):
@@ -107,20 +105,33 @@ async def answer_chat(call: Call) -> None:
         await call.json({"id": "x", "choices": [{"message": {"content": "hi"}}]})
 
 
-async def no_tokenizer(call: Call) -> None:
+async def answer_metrics(call: Call) -> None:
+    page = b'# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running{model_name="m"} 1.0\n'
+    head = f"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nContent-Length: {len(page)}\r\n\r\n"
+    await call.raw(head.encode() + page)
+
+
+async def not_found(call: Call) -> None:
     await call.json({"detail": "Not Found"}, 404)
 
 
 class FakeEngine:
-    """Listens on `path`; `script` may be changed between requests. What the proxy asks of its template on its own
-    is no call: `tokenizer` answers that.
+    """Listens on `path`; `script` may be changed between requests. What the proxy asks on its own, whenever it likes, is no
+    call: `tokenizer` answers what it asks of the template, `metrics` for its counters (None: `script` does, as a call).
     """
 
-    def __init__(self, path: Path, script: Script = answer_chat, tokenizer: Script = no_tokenizer) -> None:
+    def __init__(
+        self,
+        path: Path,
+        script: Script = answer_chat,
+        tokenizer: Script = not_found,
+        metrics: Script | None = None,
+    ) -> None:
         self.path = path
         self.address = UnixAddress(str(path))
         self.script = script
         self.tokenizer = tokenizer
+        self.metrics = metrics
         self.calls: list[Call] = []
         self.faults: list[BaseException] = []
         self._server: asyncio.Server | None = None
@@ -175,15 +186,22 @@ class FakeEngine:
         headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
         length = next((int(value) for name, value in headers if name.lower() == "content-length"), 0)
         call = Call(method, target, headers, await reader.readexactly(length), reader, writer)
-        about_template = target == "/tokenize" and b'"return_token_strs": true' in call.body
-        if not about_template:
+        script = self._unasked(call)
+        if script is None:
             self.calls.append(call)
+            script = self.script
         watch = asyncio.create_task(self._watch(call), name="watch")
         try:
-            await (self.tokenizer if about_template else self.script)(call)
+            await script(call)
         finally:
             watch.cancel()
             await asyncio.wait({watch})
+
+    def _unasked(self, call: Call) -> Script | None:
+        """What answers that which no client of the proxy asked for."""
+        if call.target == "/tokenize" and b'"return_token_strs": true' in call.body:
+            return self.tokenizer
+        return self.metrics if call.target == "/metrics" else None
 
     async def _watch(self, call: Call) -> None:
         with suppress(ConnectionError):

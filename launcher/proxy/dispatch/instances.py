@@ -60,8 +60,9 @@ class Instances:
         self._stopping = False
         self._occupancy = Occupancy()
         self._pulses = PulseReader(self._clock)
-        # Of silence, and between two questions: some answers come before the shorter of the two times is over.
-        self._ask_s = min(proxy.hung_timeout_s, proxy.idle_timeout_s) / 4
+        # Of silence, and between two questions. The first reading of counters proves nothing: several come before the
+        # shortest of the time limits is over.
+        self._ask_s = min(proxy.hung_timeout_s, proxy.idle_timeout_s, proxy.first_token_timeout_s) / 8
         self.balancer = balancer
         self.table = balancer.table
 
@@ -333,7 +334,7 @@ class Instances:
             pulse = traffic.pulse
             if now - pulse.asked_at >= self._ask_s and traffic.longest_wait_s(now) >= self._ask_s:
                 token = traffic in doubted and traffic.has_room()
-                self._pulses.ask(pulse, traffic.upstream, self._ask_s, token=token)
+                self._pulses.ask(pulse, traffic.upstream, 2 * self._ask_s, token=token)
 
     def _may_work(self, traffic: Traffic, now: float) -> bool:
         """Whether its engine may compute; or nobody could ask it, and its only request may be silent."""

@@ -36,6 +36,7 @@ class RequestRegistry:
         post: Post,
     ) -> None:
         self._idle_timeout_s = proxy.idle_timeout_s
+        self._silence_timeout_s = proxy.answer_timeout_s
         self._counters = counters
         self._timings = timings
         self._balancer = balancer
@@ -163,7 +164,7 @@ class RequestRegistry:
             and attempt.connection is not None
         ):
             attempt.connection.disarm()
-        reads = attempt.watch(now, request.first_byte_left_s, self._idle_timeout_s)
+        reads = attempt.watch(now, request.first_byte_left_s, self._idle_timeout_s, self._silence_timeout_s)
         if reads and request.ticket is not None and request.attempt is attempt:
             self._balancer.progress(request.ticket, reads)
 

@@ -327,21 +327,34 @@ class Attempt:
         self.asked_at = min(now, self.asked_at + seconds)
         self.moved_at = min(now, self.moved_at + seconds)
 
-    def watch(self, now: float, first_byte_timeout_s: float, idle_timeout_s: float) -> int:
-        """Fail what takes too long. Returns the reads since the last call."""
+    def watch(
+        self, now: float, first_byte_timeout_s: float, idle_timeout_s: float, silence_timeout_s: float
+    ) -> int:
+        """Fail what takes too long. Returns the reads since the last call.
+
+        `silence_timeout_s`: of a stream that has begun, while counters rise: they are the engine's, so they may rise for
+        other requests while this one is lost inside of it.
+        """
         reads = self.reads
         new, self._seen = reads - self._seen, reads
         if new:
             self.moved_at = now
-        elif self.delivering and now - max(self.moved_at, self._counted_at) > idle_timeout_s:
-            self.fail(f"no further byte within {idle_timeout_s:g} s")
+        elif self.delivering:
+            self._watch_silence(now, self.moved_at, idle_timeout_s, silence_timeout_s, "further")
         if not self.delivering and first_byte_timeout_s > 0:
-            # Its engine has begun with it: a parser may hold the answer back.
+            # A first event: its engine has begun with it, and a parser may hold the answer back.
             begun = self.tracker is not None and self.tracker.events > 0
-            since = max(self.asked_at, self._counted_at) if begun else self.asked_at
-            if now - since > first_byte_timeout_s:
-                self.fail(f"no first byte within {first_byte_timeout_s:g} s")
+            longest_s = silence_timeout_s if begun else first_byte_timeout_s
+            self._watch_silence(now, self.asked_at, first_byte_timeout_s, longest_s, "first")
         return new
+
+    def _watch_silence(self, now: float, since: float, limit_s: float, longest_s: float, which: str) -> None:
+        """Fail after `limit_s` without a byte and without a rise of the engine's counters, or after `longest_s` with it."""
+        longest_s = max(limit_s, longest_s)
+        if now - since > longest_s:
+            self.fail(f"no {which} byte within {longest_s:g} s")
+        elif longest_s > limit_s and now - max(since, self._counted_at) > limit_s:
+            self.fail(f"no {which} byte within {limit_s:g} s")
 
     @property
     def _counted_at(self) -> float:

@@ -9,7 +9,11 @@ import pytest
 from support.fakes import SOON_S
 from support.plain_engine import CHAT
 from support.proxy_under_test import Build, ProxyUnderTest, until
-from support.scripted_engine import DONE, Call, answer_chat, event
+from support.scripted_engine import DONE, Call, FakeEngine, answer_chat, event, not_found
+
+pytestmark = pytest.mark.virtual_time
+
+FLOW_S = 0.2  # between two events
 
 
 async def read(proxy: ProxyUnderTest, **more: object) -> bytes:
@@ -32,7 +36,7 @@ async def flows(call: Call) -> None:
     await call.start_stream()
     while not call.left.is_set():
         await call.chunk(event("x"))
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(FLOW_S)
 
 
 def ejections(proxy: ProxyUnderTest, slot: int) -> int:
@@ -213,6 +217,7 @@ async def test_a_long_prompt_is_given_time(build: Build) -> None:
 
 TOOLS = {"tools": [{"type": "function"}]}
 PING = b": ping\n\n"
+COMMENT = b": waiting\n\n"
 
 
 class Silent:
@@ -228,14 +233,16 @@ class Silent:
         self.tokens = 0
         self.streams = 0
 
+    async def metrics(self, call: Call) -> None:
+        if not self.counts:
+            await not_found(call)
+            return
+        self.tokens += self.computes
+        page = f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n".encode()
+        await call.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+
     async def __call__(self, call: Call) -> None:
-        if call.target == "/metrics" and self.counts:
-            self.tokens += self.computes
-            page = f"vllm:num_requests_running 1\nvllm:generation_tokens_total {self.tokens}\n".encode()
-            await call.raw(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
-        elif call.target == "/metrics":
-            await call.json({"detail": "Not Found"}, 404)
-        elif b'"max_tokens": 1' in call.body:
+        if b'"max_tokens": 1' in call.body:
             if not self.computes:
                 await call.until_left()
             await call.json({"choices": [{"text": "a"}]})
@@ -249,15 +256,21 @@ class Silent:
             await call.chunk(word)
         while self.pings and not call.left.is_set():
             await call.chunk(PING)
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(1)
         waits = {asyncio.create_task(event.wait()) for event in (self.go, call.left)}
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
         if self.go.is_set():
             await call.chunk(event("end"))
             await call.chunk(DONE)
             await call.end_stream()
+
+
+async def silent_engine(proxy: ProxyUnderTest, silent: Silent) -> FakeEngine:
+    return await proxy.engine(0, silent, metrics=silent.metrics)
 
 
 ROLE = b'data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}\n\n'
@@ -277,13 +290,13 @@ async def beside(proxy: ProxyUnderTest) -> asyncio.Task[bytes]:
 
 @pytest.mark.parametrize("counts", [True, False])
 async def test_a_silent_stream_of_an_engine_that_computes_is_no_hang(build: Build, *, counts: bool) -> None:
-    proxy = await build(hung_timeout_s=0.4)
+    proxy = await build()
     silent = Silent(event("one"), event("two"), counts=counts, computes=True)
-    await proxy.engine(0, silent)
+    await silent_engine(proxy, silent)
     slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
     await until(lambda: proxy.server.in_flight(0, 1) == 1)
     other = await beside(proxy)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(150)
     silent.go.set()
     async with asyncio.timeout(SOON_S):
         assert (await slow).endswith(event("end") + DONE)
@@ -299,8 +312,8 @@ async def test_a_silent_stream_of_an_engine_that_computes_is_no_hang(build: Buil
 async def test_an_engine_that_does_not_compute_hangs_also_behind_pings(
     build: Build, *, counts: bool, pings: bool
 ) -> None:
-    proxy = await build(hung_timeout_s=0.4)
-    await proxy.engine(0, Silent(event("one"), counts=counts, computes=False, pings=pings))
+    proxy = await build(hung_timeout_s=4.0)
+    await silent_engine(proxy, Silent(event("one"), counts=counts, computes=False, pings=pings))
     slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
     await until(lambda: proxy.server.in_flight(0, 1) == 1)
     other = await beside(proxy)
@@ -312,45 +325,64 @@ async def test_an_engine_that_does_not_compute_hangs_also_behind_pings(
 
 
 @pytest.mark.parametrize("words", [(event("one"),), (ROLE,)], ids=["words", "role only"])
-async def test_counters_that_rise_are_no_idle_stream(build: Build, words: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize("shortest_s", [2.0, 10.0])
+async def test_counters_that_rise_are_no_idle_stream(
+    build: Build, words: tuple[bytes, ...], shortest_s: float
+) -> None:
     """There is one instance; its parser holds a tool call back for longer than any time-out."""
     proxy = await build(
-        idle_timeout_s=0.4, hung_timeout_s=0.5, first_token_timeout_s=0.4, first_token_timeout_per_1k_s=0.0
+        idle_timeout_s=10.0,
+        hung_timeout_s=15.0,
+        first_token_timeout_s=shortest_s,
+        first_token_timeout_per_1k_s=0.0,
     )
     silent = Silent(*words, counts=True, computes=True)
-    await proxy.engine(0, silent)
+    await silent_engine(proxy, silent)
     slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
     await until(lambda: silent.streams == 1)
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(60)
     silent.go.set()
     async with asyncio.timeout(SOON_S):
-        assert await slow == b"".join(words) + event("end") + DONE
+        assert (await slow).replace(COMMENT, b"") == b"".join(words) + event("end") + DONE
     assert silent.streams == 1
     assert proxy.suspects == []
+
+
+@pytest.mark.parametrize(("words", "which"), [((event("one"),), "further"), ((ROLE,), "first")])
+async def test_a_request_that_is_lost_in_an_engine_that_computes_ends(
+    build: Build, words: tuple[bytes, ...], which: str
+) -> None:
+    """Its counters rise for others, and no engine tells the progress of one request."""
+    proxy = await build(idle_timeout_s=4.0, first_token_timeout_s=4.0, answer_timeout_s=30.0)
+    await silent_engine(proxy, Silent(*words, counts=True, computes=True))
+    began = asyncio.get_running_loop().time()
+    got = await read(proxy, stream=True, **TOOLS)
+    assert f"no {which} byte within 30 s" in got.decode()
+    assert 30 < asyncio.get_running_loop().time() - began < 33
 
 
 @pytest.mark.parametrize(("counts", "computes"), [(True, False), (False, True)])
 async def test_an_idle_stream_ends_where_no_counter_rises(
     build: Build, *, counts: bool, computes: bool
 ) -> None:
-    proxy = await build(idle_timeout_s=0.4)
-    await proxy.engine(0, Silent(event("one"), counts=counts, computes=computes))
+    proxy = await build(idle_timeout_s=4.0)
+    await silent_engine(proxy, Silent(event("one"), counts=counts, computes=computes))
     async with asyncio.timeout(SOON_S):
-        assert b"no further byte within 0.4 s" in await read(proxy, stream=True, **TOOLS)
+        assert b"no further byte within 4 s" in await read(proxy, stream=True, **TOOLS)
 
 
 async def test_the_only_place_of_an_engine_may_be_silent(build: Build) -> None:
     """Nobody can ask it for a token beside its request, and it has no counters: idle_timeout_s alone applies."""
-    proxy = await build(hung_timeout_s=0.2)
+    proxy = await build(hung_timeout_s=4.0)
     silent = Silent(event("one"), counts=False, computes=True)
-    engine = await proxy.engine(0, silent)
+    engine = await silent_engine(proxy, silent)
     proxy.server.remove_upstream(0, 1, "stopped")
     proxy.server.add_upstream(0, 2, "m", engine.address, 1)
     slow = asyncio.create_task(read(proxy, stream=True, **TOOLS))
     await until(lambda: silent.streams == 1)
     await proxy.engine(1, flows)
     other = asyncio.create_task(read(proxy, stream=True, **TOOLS))
-    await asyncio.sleep(0.8)
+    await asyncio.sleep(40)
     silent.go.set()
     async with asyncio.timeout(SOON_S):
         assert (await slow).endswith(event("end") + DONE)
@@ -360,18 +392,12 @@ async def test_the_only_place_of_an_engine_may_be_silent(build: Build) -> None:
 
 
 async def test_a_whole_response_of_an_engine_that_computes_is_no_silence(build: Build) -> None:
-    proxy = await build(hung_timeout_s=0.3)
+    proxy = await build(hung_timeout_s=4.0)
     silent = Silent(counts=True, computes=True)
 
-    async def whole(call: Call) -> None:
-        if call.target == "/metrics":
-            await silent(call)
-        else:
-            await call.until_left()
-
-    await proxy.engine(0, whole)
+    await proxy.engine(0, lies, metrics=silent.metrics)
     asked = asyncio.create_task(read(proxy))
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(40)
     assert proxy.suspects == []
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
