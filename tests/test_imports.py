@@ -86,7 +86,8 @@ PURE = {
     "instances.diagnosis", "instances.lifecycle", "instances.ports", "instances.unit", "instances.verify",
     "keys.key_record", "keys.rate_limits",
     "machine.topology",
-    *(f"measure.bench.{name}" for name in ("charts", "compare", "figures", "page", "page_parts", "setting")),
+    *(f"measure.bench.{name}" for name in (
+        "charts", "compare", "figures", "outcomes", "page", "page_parts", "setting")),
     *(f"measure.tune.{name}" for name in (
         "identity", "layout", "model", "search", "search_record")),
     "proxy.dispatch.traffic", "proxy.downstream.origin", "proxy.routes", "proxy.sse.fast_path", "proxy.sse.tracker",

@@ -8,7 +8,7 @@ import datetime as dt
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -132,7 +132,8 @@ def _add_run(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Exit code 1 when every request of a row failed, or B is worse than A; 130 when interrupted."""
+    """Exit code 1 when a row (of a search: every row) is not what was asked for, or B is worse than A; 130 when
+    interrupted."""
     results = state_folder(args.state_dir, os.environ, os.getuid()) / "bench"
     match args.action:
         case "list":
@@ -175,7 +176,14 @@ def _measure(results: Path, args: argparse.Namespace) -> int:
         raise error
     if error is not None:
         return 130
-    return 1 if any(not point.completed for point in result.points) else 0
+    return 1 if _is_other(result, any if not args.sweep else all) else 0
+
+
+def _is_other(result: BenchResult, which: Callable[[Iterable[bool]], bool]) -> bool:
+    """Whether rows have no figures, or those of other work. A search goes to rates at which requests fail."""
+    from launcher.measure.bench.outcomes import other_work  # noqa: PLC0415  heavy
+
+    return which(not point.completed or bool(other_work([point])) for point in result.points)
 
 
 def _seed(given: int | None) -> int:

@@ -208,7 +208,11 @@ def slo_fit(results: Sequence[BenchResult], limits: Mapping[str, float], estimat
     if result is None:
         return _unknown(results, limits)
     slo = dict(limits or result.slo)
-    met = [runs for runs in by_load(result.points) if runs.usable and all(meets(p, slo) for p in runs.usable)]
+    met = [
+        runs
+        for runs in by_load(result.points)
+        if not runs.unranked and all(meets(p, slo) for p in runs.usable)
+    ]
     best = max(met, key=lambda runs: runs.value(OUTPUT_TOKENS) or 0.0, default=None)
     source = f"SLO {format_slo(slo)}, measured by bench {result.id} ({result.model}, {_lengths(result)})"
     if best is None:

@@ -129,6 +129,10 @@ class _Point(msgspec.Struct, frozen=True):
     output_tokens_per_s: float
     ttft_s: Percentiles | None
     client: ClientCost
+    failed: int = 0
+    output_tokens: int = 0
+    asked_tokens: int | None = None
+    fault: str = ""
 
 
 class _Result(msgspec.Struct, frozen=True):
@@ -191,7 +195,11 @@ def _of_file(file: Path) -> Measurement | None:
 
 def _of_bench(result: _Result) -> Measurement:
     points: Any = result.points  # have all that these two figures are made of
-    loads = [(runs, speed) for runs in by_load(points) if (speed := runs.value(OUTPUT_TOKENS)) is not None]
+    loads = [
+        (runs, speed)
+        for runs in by_load(points)
+        if not runs.unranked and (speed := runs.value(OUTPUT_TOKENS)) is not None
+    ]
     best: tuple[Runs, float] | None = max(loads, key=lambda load: load[1], default=None)
     words = [result.model, result.workload, *([] if best is None else [best[0].label])]
     return Measurement(

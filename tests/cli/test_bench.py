@@ -88,6 +88,18 @@ def test_all_requests_failed_is_exit_code_1(
     assert "failed" in capsys.readouterr().out.lower().splitlines()[3]
 
 
+@pytest.mark.parametrize(
+    ("came", "code"), [("[5] * 4", 1), ("[128, 128, 5, 5]", 1), ("[130] * 4", 1), ("[129] * 4", 0)]
+)
+def test_a_row_that_is_not_of_the_workload_is_exit_code_1(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, came: str, code: int
+) -> None:
+    """The warm-up is whole: else nothing would be measured."""
+    change = f"result['output_lens'] = {came} if seed == '5' else result['output_lens']"
+    monkeypatch.setattr(bench_target, "driver_of", lambda *_args: ScriptedDriver(change=change))
+    assert bench(endpoint, tmp_path, "--seed", "5") == code
+
+
 def test_a_full_disk_keeps_the_printed_table(
     endpoint: Endpoint, scripted: ScriptedDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

@@ -10,15 +10,19 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from launcher.measure.bench import workloads
 from launcher.measure.bench.load_generator import Command, Job, Target, VllmDriver
 
+# Of the requests of SAMPLE.
+WORKLOAD = msgspec.structs.replace(workloads.named("rackspace-128"), output_tokens=8)
 SAMPLE = Path(__file__).parents[1] / "measure" / "bench" / "vllm-0.32.0-completions.json"
-# Writes a result file as vLLM does, after printing what vLLM prints. ARGS: folder, file, seed, requests, rate.
+# Writes a result file as vLLM does, after printing what vLLM prints. ARGS: folder, file, seed, requests, rate, asked.
 SCRIPT = """
 import json, os, sys, time
-folder, name, seed, requests, rate = sys.argv[1:6]
+folder, name, seed, requests, rate, asked = sys.argv[1:7]
 {before}
 print("Starting main benchmark run...", flush=True)
 for done in range(2):
@@ -26,7 +30,8 @@ for done in range(2):
     time.sleep({pause})
 {busy}
 result = json.load(open({sample!r}))
-result["request_throughput"] = 8.0
+if asked != "None":
+    result["output_lens"] = [int(asked)] * 4
 {change}
 json.dump(result, open(os.path.join(folder, name), "w"))
 print("============ Serving Benchmark Result ============", flush=True)
@@ -46,7 +51,14 @@ class ScriptedDriver(VllmDriver):
 
     def prepare(self, job: Job) -> Command:
         self.jobs.append(job)
-        words = (str(job.folder), job.result_file.name, str(job.seed), str(job.requests), str(job.load.rate))
+        words = (
+            str(job.folder),
+            job.result_file.name,
+            str(job.seed),
+            str(job.requests),
+            str(job.load.rate),
+            str(job.workload.exact_output),
+        )
         return Command((sys.executable, "-S", "-c", self._text, *words), {})
 
 

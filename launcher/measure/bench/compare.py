@@ -25,6 +25,7 @@ from launcher.measure.bench.figures import (
     by_load,
     runs_of,
 )
+from launcher.measure.bench.outcomes import LIMITED, TOLERANCE, per_answer
 from launcher.measure.bench.result import BenchResult
 from launcher.measure.bench.setting import Difference, conditions_that_differ, versions_that_differ
 
@@ -87,6 +88,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """Loads that cannot be compared, and why."""
     failures: list[str]
     """Loads at which more requests of B failed than the tolerance allows."""
+    others: list[str]
+    """Loads at which A measured its workload and B did not."""
     tolerance: float | None
 
     @property
@@ -100,7 +103,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def worse(self) -> bool:
         """Exit code 1: B is worse than the tolerance allows."""
-        return self.tolerance is not None and bool(self.exceeding or self.failures)
+        return self.tolerance is not None and bool(self.exceeding or self.failures or self.others)
 
     def lines(self) -> Iterator[str]:
         yield f"A  {_title(self.a)}"
@@ -125,6 +128,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def _verdict(self) -> Iterator[str]:
         yield from self.failures
+        yield from self.others
         judged = [row for row in self.rows if row.interval is not None]
         differing = [row for row in judged if row.finding is not Finding.NONE]
         for finding in (Finding.WORSE, Finding.BETTER):
@@ -143,12 +147,15 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def _against(self, tolerance: float) -> str:
         limit = f"{tolerance * 100:.3g} %"
+        if not self.worse and not self.rows:
+            return "no figure of B was compared with A's"
         if not self.worse:
             return f"no figure of B is shown to be worse than A's by more than {limit}"
         found = [
             f"{load}: {', '.join(row.figure.name for row in rows)}" for load, rows in _grouped(self.exceeding)
         ]
         found += ["failed requests"] * bool(self.failures)
+        found += ["not the same measurement"] * bool(self.others)
         return f"B is worse than A by more than {limit} ({'; '.join(found)})"
 
 
@@ -161,14 +168,16 @@ def compare(a: Sequence[BenchResult], b: Sequence[BenchResult], tolerance: float
     loads: list[tuple[str, list[Row]]] = []
     without: list[str] = []
     failures: list[str] = []
+    others_of_b: list[str] = []
     for runs in of_a:
         other = others.pop(runs.load, None)
         if other is None:
             without.append(f"{runs.label}: measured in A only")
             continue
         failures += _failures(runs, other, tolerance or 0)
-        if runs.unusable or other.unusable:
-            without.append(f"{runs.label}: no figures: {_why(runs, other)}")
+        others_of_b += _others(runs, other)
+        if why := _not_compared(runs, other):
+            without.append(f"{runs.label}: {why}")
             continue
         title = f"{runs.label} (A: {runs_of(runs)}, B: {runs_of(other)})"
         loads.append((title, list(_rows(runs, other))))
@@ -181,6 +190,7 @@ def compare(a: Sequence[BenchResult], b: Sequence[BenchResult], tolerance: float
         loads=loads,
         without=without,
         failures=failures,
+        others=others_of_b,
         tolerance=tolerance,
     )
 
@@ -232,13 +242,30 @@ def _failures(a: Runs, b: Runs, tolerance: float) -> Iterator[str]:
         yield f"{a.label}: failed requests: {shares[0]:.1%} in A, {shares[1]:.1%} in B"
 
 
+def _others(a: Runs, b: Runs) -> Iterator[str]:
+    if b.unranked not in {"", LIMITED} and not a.unranked:
+        yield f"{a.label}: B is not a measurement of the workload: {b.unranked}"
+
+
 def _failed(runs: Runs) -> float:
     failed = sum(point.failed for point in runs.points)
     return failed / max(1, failed + sum(point.completed for point in runs.points))
 
 
-def _why(a: Runs, b: Runs) -> str:
-    return "; ".join(f"{runs.unusable} in {name}" for name, runs in (("A", a), ("B", b)) if runs.unusable)
+def _not_compared(a: Runs, b: Runs) -> str:
+    """Why no figure is compared; "": they are those of the same work."""
+    sides = ("A", a), ("B", b)
+    if why := "; ".join(f"{runs.unusable} in {name}" for name, runs in sides if runs.unusable):
+        return f"no figures: {why}"
+    if why := "; ".join(f"{runs.unranked} in {name}" for name, runs in sides if runs.unranked):
+        return f"not the same measurement: {why}"
+    answers = per_answer(a.points), per_answer(b.points)
+    if answers[0] is None or answers[1] is None or abs(answers[1] - answers[0]) <= TOLERANCE * answers[0]:
+        return ""
+    return (
+        f"not the same measurement: {answers[0]:,.1f} output tokens for an answer in A, {answers[1]:,.1f} in B; "
+        "measure both with the same --seed"
+    )
 
 
 def _cells(rows: Sequence[Row]) -> Iterator[tuple[str, ...]]:

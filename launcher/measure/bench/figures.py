@@ -10,11 +10,9 @@ import msgspec
 from launcher.base.intervals import Interval, mean
 from launcher.base.text import counted
 from launcher.measure.bench.offered_load import Load
+from launcher.measure.bench.outcomes import FAILED_RUN, LIMITED, NONE_COMPLETED, other_work, without_figures
 from launcher.measure.bench.result import Point
 
-# Why a load has no figures: capitals, because a reader must not miss it.
-LIMITED: Final = "CLIENT-LIMITED"
-NONE_COMPLETED: Final = "ALL FAILED"
 _UNITS: Final = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
@@ -46,15 +44,21 @@ class Runs(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def usable(self) -> tuple[Point, ...]:
-        """Runs whose figures are the endpoint's: the client did not set the pace, and some request was completed."""
-        return tuple(point for point in self.points if point.completed and not point.client.limited)
+        """Runs that have figures, and the endpoint's own."""
+        return tuple(point for point in self.points if not without_figures(point))
 
     @property
     def unusable(self) -> str:
         """Why there are no figures, where there are none."""
         if self.usable:
             return ""
-        return LIMITED if any(point.completed for point in self.points) else NONE_COMPLETED
+        found = {without_figures(point) for point in self.points}
+        return next((why for why in (FAILED_RUN, LIMITED) if why in found), NONE_COMPLETED)
+
+    @property
+    def unranked(self) -> str:
+        """Why its figures are ranked by nobody: it has none, or not what was asked for was measured. "": they may be."""
+        return other_work(self.points) or self.unusable
 
     def value(self, figure: Figure) -> float | None:
         """The mean of its runs' figures; None where no run has it."""

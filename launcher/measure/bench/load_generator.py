@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -15,8 +14,9 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
 from launcher.machine.hardware import Hardware
 from launcher.measure.bench import workloads
-from launcher.measure.bench.offered_load import Load, RequestTimes
-from launcher.measure.bench.result import Percentiles, Software, Totals
+from launcher.measure.bench.offered_load import Load
+from launcher.measure.bench.outcomes import Figures, RequestTimes, Sent, figures_of
+from launcher.measure.bench.result import Software
 from launcher.measure.bench.workloads import Workload
 
 # --- The endpoint under test, with what is known of the machine behind it. ---
@@ -73,15 +73,6 @@ class Command:
     """Added to the environment. An empty value removes the variable."""
 
 
-class Figures(Totals, frozen=True, kw_only=True):
-    """What a load generator's result file says, in seconds."""
-
-    requests: list[RequestTimes]
-    """Completed requests; empty where the file has no single ones."""
-    error: str | None = None
-    """The most frequent error of the failed requests."""
-
-
 @dataclass(frozen=True, slots=True)
 class Phase:
     """Read from the load generator's output."""
@@ -136,7 +127,6 @@ _BEGIN: Final = "Starting main benchmark run..."
 _END: Final = " Serving Benchmark Result "
 _PROGRESS: Final = re.compile(r"(\d+)/\d+ \[")
 _MISSING: Final = re.compile(r"No module named '(\w+)")
-_MS: Final = 1000.0
 # Output tokens of a request whose data set names none.
 _DEFAULT_OUTPUT: Final = 256
 
@@ -166,7 +156,7 @@ class VllmDriver:
         if load.concurrency is not None:
             argv += ["--max-concurrency", str(load.concurrency)]
         # A data set's responses end where the model ends them; those of other workloads have an exact length.
-        if workload.api != "embeddings" and workload.dataset is None:
+        if workload.exact_output is not None:
             argv += ["--ignore-eos"]
         if workload.temperature is not None:
             argv += ["--temperature", str(workload.temperature)]
@@ -189,7 +179,8 @@ class VllmDriver:
 
     def read(self, job: Job) -> Figures:
         try:
-            return figures_of(json.loads(job.result_file.read_bytes()))
+            file = json.loads(job.result_file.read_bytes())
+            return figures_of(requests_of(file, job.workload), float(file["duration"]))
         except OSError as error:
             raise DriverError(
                 f"cannot read the result of vllm bench serve, '{job.result_file}': {reason(error)}",
@@ -253,45 +244,28 @@ def _user_requests(path: str) -> list[workloads.Prompt]:
     return found
 
 
-def figures_of(file: dict[str, Any]) -> Figures:
-    """The result file of `--save-result --save-detailed`. Its percentiles are taken as they are, in seconds.
+def requests_of(file: dict[str, Any], workload: Workload) -> list[Sent]:
+    """The requests of a result file of `--save-result --save-detailed`, each as the load generator took it.
 
     Raises KeyError, TypeError or ValueError for a file of another form."""
-    errors = [str(error) for error in file["errors"]]
-    completed = int(file["completed"])
-    # Of embeddings the file has no count of failures, no output tokens, and only the whole latency.
-    failed = int(file.get("failed", sum(map(bool, errors))))
-    common = Counter(
-        error.strip().splitlines()[-1] if error.strip() else "no reason given" for error in errors if error
-    )
-    return Figures(
-        duration_s=float(file["duration"]), completed=completed, failed=failed,
-        input_tokens=int(file["total_input_tokens"]), output_tokens=int(file.get("total_output_tokens", 0)),
-        requests_per_s=float(file["request_throughput"]),
-        output_tokens_per_s=float(file.get("output_throughput", 0.0)),
-        total_tokens_per_s=float(file["total_token_throughput"]),
-        ttft_s=_percentiles(file, "ttft"), tpot_s=_percentiles(file, "tpot"), itl_s=_percentiles(file, "itl"),
-        e2e_s=_percentiles(file, "e2el"), requests=_requests(file, errors),
-        error=common.most_common(1)[0][0] if common else None,
-    )  # fmt: skip
-
-
-def _percentiles(file: dict[str, Any], figure: str) -> Percentiles | None:
-    if not file["completed"] or f"mean_{figure}_ms" not in file:
-        return None
-    if figure in {"tpot", "itl"} and not file[f"p99_{figure}_ms"]:
-        return None  # responses of one token have no gaps; the file then says 0
-    names = ("mean", "p50", "p95", "p99")
-    return Percentiles(**{name: float(file[f"{name}_{figure}_ms"]) / _MS for name in names})
-
-
-def _requests(file: dict[str, Any], errors: list[str]) -> list[RequestTimes]:
-    latencies = file["latencies"]
     rows = zip_longest(
-        latencies, file.get("ttfts", ()), file.get("output_lens", ()), file.get("itls", ()), errors
-    )
+        file["latencies"], file["errors"], file["input_lens"],
+        # Of embeddings the file has only the whole latency.
+        file.get("ttfts", ()), file.get("output_lens", ()), file.get("itls", ()),
+    )  # fmt: skip
     return [
-        RequestTimes(ttft=ttft, e2e=float(latency), output_tokens=int(tokens or 0), itl=list(itl or ()))
-        for latency, ttft, tokens, itl, error in rows
-        if not error and latency
-    ]
+        Sent(
+            prompt_tokens=int(prompt), asked=workload.exact_output,
+            times=RequestTimes(ttft=ttft, e2e=float(latency), output_tokens=int(tokens or 0), itl=list(itl or ())),
+            error=_error(error, latency),
+        )
+        for latency, error, prompt, ttft, tokens, itl in rows
+    ]  # fmt: skip
+
+
+def _error(said: str, latency: float) -> str | None:
+    """None where the load generator takes the request for completed: of one that failed there may be no text."""
+    lines = str(said).strip().splitlines()
+    if lines:
+        return lines[-1]
+    return None if latency and not said else ""

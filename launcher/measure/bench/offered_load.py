@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from launcher.measure.bench.outcomes import RequestTimes, other_work, without_figures
 from launcher.measure.bench.result import Point
 
 MAX_CONCURRENCY: Final = 65_536
@@ -138,24 +139,6 @@ _LIMIT: Final = re.compile(
 )
 
 
-class RequestTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """Latencies of one completed request, in seconds."""
-
-    ttft: float | None
-    """None: the response was not streamed."""
-    e2e: float
-    output_tokens: int
-    itl: list[float]
-    """Gaps between the parts of the stream; vLLM sends one part per token unless it falls behind."""
-
-    @property
-    def tpot(self) -> float | None:
-        """Time per output token after the first."""
-        if self.ttft is None or self.output_tokens < 2:
-            return None
-        return (self.e2e - self.ttft) / (self.output_tokens - 1)
-
-
 def parse(text: str) -> dict[str, float]:
     """Raises ValueError with the part that cannot be read."""
     limits: dict[str, float] = {}
@@ -177,8 +160,11 @@ def format_slo(slo: Slo) -> str:
 
 
 def meets(point: Point, slo: Slo) -> bool:
-    """Whether a point meets every limit with no request failed. A figure that was not measured breaks its limit."""
-    return point.completed > 0 and not point.failed and all(_value(point, name) <= slo[name] for name in slo)
+    """Whether a point meets every limit with no request failed. A figure that was not measured breaks its limit, and so do
+    those of a failed run, of other work than was asked for, and of a client that set the pace."""
+    if point.failed or without_figures(point) or other_work([point]):
+        return False
+    return all(_value(point, name) <= slo[name] for name in slo)
 
 
 def _value(point: Point, name: str) -> float:

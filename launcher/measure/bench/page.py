@@ -129,8 +129,11 @@ def _heading(text: str, subject: Subject) -> Markup:
 def _summary(subject: Subject) -> Markup:
     best = subject.best
     if best is None:
-        why = ", ".join(f"{runs.label}: {runs.unusable}" for runs in subject.loads) or "nothing was measured"
-        return tag("p", _letter(subject), f"No figures: {why}.", class_="alert")
+        why = ", ".join(f"{runs.label}: {runs.unranked}" for runs in subject.loads) or "nothing was measured"
+        return joined(
+            tag("p", _letter(subject), f"No figures: {why}.", class_="alert"),
+            *_notes(subject.result),
+        )
     by = "goodput" if best.value(GOODPUT) is not None else "output tokens/s"
     which = (
         f"the most {by} of {counted(len(subject.loads), 'load')}"
@@ -140,8 +143,18 @@ def _summary(subject: Subject) -> Markup:
     return joined(
         tag("p", _letter(subject), f"Load: {best.label}, {which}."),
         tag("dl", *_tiles(subject, best), class_="tiles"),
+        *_others(subject),
         *_notes(subject.result),
     )
+
+
+def _others(subject: Subject) -> Iterator[Markup]:
+    """The loads whose figures are not those of the workload."""
+    for runs in subject.loads:
+        if runs.unranked not in {"", runs.unusable}:
+            yield tag(
+                "p", f"{runs.label}: not the workload: {runs.unranked}; it is ranked nowhere.", class_="alert"
+            )
 
 
 def _notes(result: BenchResult) -> Iterator[Markup]:
@@ -249,6 +262,15 @@ def _facts(facts: dict[str, str]) -> Markup | None:
     return tag("dl", *entries, class_="facts")
 
 
+def _asked_and_came(result: BenchResult) -> dict[str, str]:
+    """Of a workload whose answers have an exact length."""
+    asked = [point.asked_tokens for point in result.points if point.asked_tokens is not None]
+    if len(asked) < len(result.points) or not asked:
+        return {}
+    came = sum(point.output_tokens for point in result.points)
+    return {"output tokens": f"{came:,} of completed requests, {sum(asked):,} asked for"}
+
+
 def _method(subject: Subject) -> Markup:
     result = subject.result
     took_s = sum(point.duration_s for point in result.points)
@@ -257,6 +279,7 @@ def _method(subject: Subject) -> Markup:
         "result": result.id,
         "endpoint": result.url,
         "workload": workload_in_words(result),
+        **_asked_and_came(result),
         "load generator": f"{result.driver} {result.driver_version}".strip(),
         "seeds": ", ".join(map(str, seeds)),
         "measured": f"{duration(took_s)} in all, from {_minute(result.started_at)}",

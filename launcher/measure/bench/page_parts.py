@@ -236,8 +236,9 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def best(self) -> Runs | None:
-        """The load of most goodput, or without an SLO of most output tokens (of embeddings: of all tokens)."""
-        usable = [runs for runs in self.loads if runs.usable]
+        """The load of most goodput, or without an SLO of most output tokens (of embeddings: of all tokens); of those at
+        which the workload was measured."""
+        usable = [runs for runs in self.loads if not runs.unranked]
         if not usable:
             return None
         order = GOODPUT, OUTPUT_TOKENS, TOTAL_TOKENS

@@ -44,6 +44,9 @@ class Totals(msgspec.Struct, frozen=True, kw_only=True):
     failed: int
     input_tokens: int
     output_tokens: int
+    """Tokens, as rates and latencies, are those of completed requests: see `outcomes`."""
+    asked_tokens: int | None = None
+    """Output tokens that all requests asked for, the failed ones included; None: answers of no exact length."""
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
@@ -76,6 +79,8 @@ class Point(Totals, frozen=True, kw_only=True):
     e2e_samples_s: list[float]
     driver_file: str
     """The load generator's own result file, beside this result; "" if it wrote none."""
+    fault: str = ""
+    """Why the run has failed, whatever its figures: the endpoint counted failures that the load generator did not see."""
 
 
 class Software(msgspec.Struct, frozen=True, kw_only=True):

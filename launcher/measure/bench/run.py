@@ -12,12 +12,12 @@ from typing import Any, Final
 import msgspec
 
 from launcher.base.errors import LauncherError
+from launcher.base.text import counted
 from launcher.measure.bench import endpoint
 from launcher.measure.bench.endpoint import Observed, Observer
 from launcher.measure.bench.generator_process import Generator
 from launcher.measure.bench.load_generator import (
     DriverError,
-    Figures,
     Job,
     Phase,
     Progress,
@@ -38,6 +38,7 @@ from launcher.measure.bench.offered_load import (
     next_rate,
     requests_for,
 )
+from launcher.measure.bench.outcomes import Figures, disagreement
 from launcher.measure.bench.result import BenchResult, ClientCost, Point, Totals
 from launcher.measure.bench.workloads import Workload
 
@@ -167,7 +168,7 @@ class _Bench:
             requests = point.completed + point.failed
             lowest = min(self.points, key=lambda each: each.rate or 0.0)
             latency_s = 0.0 if lowest.e2e_s is None else lowest.e2e_s.p99
-            met = not point.client.limited and meets(point, self.slo)
+            met = meets(point, self.slo)
             if met and is_burst(rate, requests, latency_s):
                 self.notes.append(
                     f"{rate:.4g} requests/s still met {limits}, and starts all {requests} requests at once: a higher rate "
@@ -192,16 +193,9 @@ class _Bench:
         figures, cost, observer = self._drive(job, index + 1, points)
         observed = observer.end()
         self.points.append(_point(job, figures, cost, observed, self.slo))
-        self._note_disagreement(job, figures, observed)
-
-    def _note_disagreement(self, job: Job, figures: Figures, observed: Observed) -> None:
-        if observed.failed_at_endpoint > figures.failed:
-            self.notes.append(
-                f"{job.load.label}: the proxy counts {observed.failed_at_endpoint} failed requests, {self.driver.name} "
-                f"{figures.failed}: streams that broke off are counted as completed"
-            )
         if figures.error is not None:
-            self.notes.append(f"{job.load.label}: {figures.failed} requests failed: {figures.error}")
+            failed = counted(figures.failed, "request")
+            self.notes.append(f"{job.load.label}: {failed} failed: {figures.error}")
 
     def _drive(self, job: Job, point: int, points: int | None) -> tuple[Figures, ClientCost, Observer]:
         shown = Progress(
@@ -254,6 +248,7 @@ def _point(job: Job, figures: Figures, cost: ClientCost, observed: Observed, slo
         itl_samples_s=_thinned([gap for request in figures.requests for gap in request.itl]),
         e2e_samples_s=_thinned([request.e2e for request in figures.requests]),
         driver_file=f"{job.folder.name}/{job.result_file.name}",
+        fault=disagreement(figures, observed.failed_at_endpoint),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from launcher.measure.bench.figures import (
     number,
 )
 from launcher.measure.bench.load_generator import Progress
+from launcher.measure.bench.outcomes import NONE_COMPLETED
 from launcher.measure.bench.result import BenchResult, Point
 
 _ABSENT: Final = "-"
@@ -106,6 +107,8 @@ def _notes(result: BenchResult, loads: Sequence[Runs]) -> Iterator[str]:
     if repeats > 1:
         yield f"figures are means of {counted(repeats, 'repeat')}"
     for runs in loads:
+        if runs.unusable != NONE_COMPLETED and runs.unranked not in {"", runs.unusable}:
+            yield f"{runs.label}: NOT THE WORKLOAD: {runs.unranked}: its figures are ranked nowhere"
         limited = [point.client for point in runs.points if point.client.limited]
         if limited:
             worst = max(limited, key=lambda client: client.share + client.wait_share)
@@ -124,7 +127,11 @@ def list_lines(results: Sequence[BenchResult]) -> list[str]:
 
 
 def _list_row(result: BenchResult) -> tuple[str, ...]:
-    values = [value for runs in by_load(result.points) if (value := runs.value(OUTPUT_TOKENS)) is not None]
+    values = [
+        value
+        for runs in by_load(result.points)
+        if not runs.unranked and (value := runs.value(OUTPUT_TOKENS)) is not None
+    ]
     shown = number(max(values)) if values else _ABSENT
     points = f"{len(result.points)}" + ("" if result.complete else ", not complete")
     return (result.id, result.model, result.workload, points, shown, result.url)

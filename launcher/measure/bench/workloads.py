@@ -49,6 +49,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Absolute path of the user's file."""
 
     @property
+    def exact_output(self) -> int | None:
+        """Output tokens that each answer must have; None: they end where the model ends them, or there are none."""
+        return self.output_tokens if self.dataset is None and self.api != "embeddings" else None
+
+    @property
     def longest(self) -> int | None:
         """Tokens of the longest prompt and its response; an estimate where prompts are made of words."""
         if self.prompts == "conversations":

@@ -11,6 +11,7 @@ from typing import Any
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config
+from launcher.measure.bench import outcomes
 from launcher.measure.bench import run as bench
 from launcher.measure.bench.load_generator import Target, VllmDriver
 from launcher.measure.bench.result import Point
@@ -110,8 +111,12 @@ def measurement_of(point: Point) -> Measurement:
         raise MeasurementFailedError(
             f"CLIENT-LIMITED: {point.client}; reserve more cores, or use another driver"
         )
+    if point.fault:
+        raise MeasurementFailedError(point.fault)
     if not point.completed:
         raise MeasurementFailedError(f"none of {point.failed} requests was completed")
+    if why := outcomes.other_work([point]):
+        raise MeasurementFailedError(f"not the workload: {why}")
     return Measurement(
         output_tokens_per_s=point.output_tokens_per_s, total_tokens_per_s=point.total_tokens_per_s,
         ttft_p99_s=None if point.ttft_s is None else point.ttft_s.p99,

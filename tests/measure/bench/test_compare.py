@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -162,7 +163,9 @@ def test_failed_requests_are_worse() -> None:
     comparison = compare([a], [some], 0.03)
     assert comparison.worse
     assert said(a, some)[0] == "4 at once: failed requests: 0.0% in A, 25.0% in B"
-    assert said(a, some)[-1] == "B is worse than A by more than 3 % (failed requests)"
+    assert (
+        said(a, some)[-1] == "B is worse than A by more than 3 % (failed requests; not the same measurement)"
+    )
     assert not compare([some], [a], 0.03).worse
 
 
@@ -172,6 +175,69 @@ def test_all_failed_is_worse_without_a_figure() -> None:
     comparison = compare([a], [dead], 0.03)
     assert comparison.worse
     assert "4 at once: no figures: ALL FAILED in B" in list(comparison.lines())
+
+
+def changed(found: BenchResult, **fields: Any) -> BenchResult:
+    points = [msgspec.structs.replace(each, **fields) for each in found.points]
+    return msgspec.structs.replace(found, points=points)
+
+
+def test_an_engine_that_breaks_half_of_its_streams_is_never_better() -> None:
+    """The others had the machine for themselves."""
+    a = changed(result(runs=4), asked_tokens=64 * 128)
+    b = changed(
+        result(runs=4, first_seed=10, speed=2.0),
+        asked_tokens=64 * 128,
+        completed=32,
+        failed=32,
+        output_tokens=32 * 128,
+    )
+    comparison = compare([a], [b], 0.03)
+    assert comparison.rows == []
+    assert comparison.worse
+    lines = list(comparison.lines())
+    assert not [line for line in lines if "better" in line]
+    assert (
+        "4 at once: not the same measurement: 16,384 output tokens were completed, 32,768 asked for in B"
+        in lines
+    )
+    assert lines[-1] == "B is worse than A by more than 3 % (failed requests; not the same measurement)"
+
+
+def test_answers_of_another_length_are_not_compared() -> None:
+    a = changed(result(runs=2), asked_tokens=64 * 128)
+    long = changed(result(runs=2, speed=0.5), asked_tokens=64 * 128, output_tokens=64 * 130)
+    comparison = compare([a], [long], None)
+    assert comparison.rows == []
+    assert any(
+        "16,640 output tokens were completed, 16,384 asked for in B" in line for line in comparison.lines()
+    )
+    assert compare([a], [long], 0.5).worse
+    assert not compare([long], [a], 0.5).worse
+    assert list(compare([long], [a], 0.5).lines())[-1] == "no figure of B was compared with A's"
+    within = changed(a, output_tokens=64 * 129)
+    assert compare([a], [within], None).rows
+
+
+def test_shorter_answers_of_a_data_set_are_not_compared() -> None:
+    comparison = compare([result(runs=2)], [changed(result(runs=2, speed=3.0), output_tokens=64 * 16)], None)
+    assert comparison.rows == []
+    assert (
+        "4 at once: not the same measurement: 128.0 output tokens for an answer in A, 16.0 in B; "
+        "measure both with the same --seed" in list(comparison.lines())
+    )
+
+
+def test_a_failed_run_is_not_compared() -> None:
+    b = result(runs=2, speed=3.0)
+    first, second = b.points
+    b = msgspec.structs.replace(
+        b, points=[first, msgspec.structs.replace(second, fault="the proxy counts 3")]
+    )
+    comparison = compare([result(runs=2)], [b], 0.03)
+    assert comparison.rows == []
+    assert comparison.worse
+    assert any("1 of 2 runs failed: the proxy counts 3 in B" in line for line in comparison.lines())
 
 
 def test_what_differs_is_said_before_the_figures() -> None:

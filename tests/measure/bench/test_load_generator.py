@@ -12,9 +12,10 @@ import msgspec
 import pytest
 
 from launcher.base.errors import LauncherError
-from launcher.measure.bench import offered_load, workloads
-from launcher.measure.bench.load_generator import DriverError, Figures, Job, Target, VllmDriver, figures_of
+from launcher.measure.bench import offered_load, outcomes, workloads
+from launcher.measure.bench.load_generator import DriverError, Job, Target, VllmDriver, requests_of
 from launcher.measure.bench.offered_load import Load
+from launcher.measure.bench.outcomes import Figures
 
 HERE = Path(__file__).parent
 DRIVER = VllmDriver(("/opt/bin/vllm",), "0.32.0")
@@ -33,6 +34,12 @@ def job(folder: Path, workload: str = "rackspace-128", **more: Any) -> Job:
     return Job(**(values | more))
 
 
+def figures_of(file: dict[str, Any], asked: int = 8) -> Figures:
+    """Of a file whose requests asked for `asked` tokens."""
+    workload = msgspec.structs.replace(workloads.named("rackspace-128"), output_tokens=asked)
+    return outcomes.figures_of(requests_of(file, workload), float(file["duration"]))
+
+
 def option(argv: tuple[str, ...], name: str) -> str:
     return argv[argv.index(name) + 1]
 
@@ -43,12 +50,15 @@ def test_figures_are_those_of_the_file() -> None:
     assert figures.duration_s == file["duration"]
     assert (figures.completed, figures.failed) == (4, 0)
     assert (figures.input_tokens, figures.output_tokens) == (68, 32)
-    assert figures.output_tokens_per_s == file["output_throughput"]
-    assert figures.total_tokens_per_s == file["total_token_throughput"]
-    assert figures.ttft_s is not None
-    assert figures.ttft_s.p50 == file["p50_ttft_ms"] / 1000
-    assert figures.e2e_s is not None
-    assert figures.e2e_s.p99 == file["p99_e2el_ms"] / 1000
+    assert figures.requests_per_s == pytest.approx(file["request_throughput"])
+    assert figures.output_tokens_per_s == pytest.approx(file["output_throughput"])
+    assert figures.total_tokens_per_s == pytest.approx(file["total_token_throughput"])
+    names = {"ttft": figures.ttft_s, "tpot": figures.tpot_s, "itl": figures.itl_s, "e2el": figures.e2e_s}
+    for name, found in names.items():
+        assert found is not None
+        assert msgspec.structs.asdict(found) == {
+            part: pytest.approx(file[f"{part}_{name}_ms"] / 1000) for part in ("mean", "p50", "p95", "p99")
+        }
     assert figures.error is None
 
 
@@ -74,6 +84,26 @@ def test_requests_that_all_failed_give_no_latencies() -> None:
     assert figures.requests == []
 
 
+@pytest.mark.parametrize("came", [[5, 5, 5, 5], [8, 8, 8, 7]])
+def test_a_request_short_of_its_exact_length_has_failed(came: list[int]) -> None:
+    """vLLM's benchmark takes a stream for completed once its first event came, with 5 of 128 tokens and an error event."""
+    file = {**file_of("completions"), "output_lens": came}
+    figures, whole = figures_of(file), came.count(8)
+    assert (figures.completed, figures.failed) == (whole, 4 - whole)
+    assert (figures.asked_tokens, figures.output_tokens) == (32, 8 * whole)
+    assert figures.requests_per_s == pytest.approx(whole / file["duration"])
+    assert len(figures.requests) == whole
+    assert figures.error == f"{came[-1]} of 8 output tokens came"
+
+
+def test_answers_of_a_data_set_have_no_exact_length(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n')
+    workload = workloads.of_dataset(tmp_path / "mine.jsonl")
+    found = requests_of({**file_of("completions"), "output_lens": [5, 8, 8, 8]}, workload)
+    assert [each.failure for each in found] == [None] * 4
+    assert outcomes.figures_of(found, 1.0).asked_tokens is None
+
+
 def test_failed_embeddings_are_counted_by_their_errors() -> None:
     figures = figures_of(file_of("embeddings-failed"))
     assert (figures.completed, figures.failed, figures.output_tokens) == (0, 4, 0)
@@ -81,9 +111,8 @@ def test_failed_embeddings_are_counted_by_their_errors() -> None:
 
 def test_responses_of_one_token_have_no_gaps() -> None:
     file = file_of("completions")
-    for name in ("mean", "p50", "p95", "p99"):
-        file[f"{name}_tpot_ms"] = file[f"{name}_itl_ms"] = 0.0
-    figures = figures_of(file)
+    file["output_lens"], file["itls"] = [1] * 4, [[]] * 4
+    figures = figures_of(file, asked=1)
     assert figures.tpot_s is figures.itl_s is None
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support.bench_results import POINT
 
 from launcher.measure.bench import offered_load
-from launcher.measure.bench.offered_load import RequestTimes
+from launcher.measure.bench.outcomes import RequestTimes
 from launcher.measure.bench.result import Percentiles
 
 

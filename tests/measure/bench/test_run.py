@@ -17,17 +17,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support.bench_endpoint import SAMPLE, Endpoint, ScriptedDriver
+from support.bench_endpoint import SAMPLE, WORKLOAD, Endpoint, ScriptedDriver
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
-from launcher.measure.bench import generator_process, workloads
+from launcher.measure.bench import generator_process
+from launcher.measure.bench.figures import by_load
 from launcher.measure.bench.generator_process import CpuTimes, cost_between
 from launcher.measure.bench.load_generator import DriverError, Phase, Target, VllmDriver
-from launcher.measure.bench.offered_load import Load
+from launcher.measure.bench.offered_load import Load, meets
 from launcher.measure.bench.run import Interrupted, PartialError, run
-
-WORKLOAD = workloads.named("rackspace-128")
+from launcher.measure.bench.table import to_text
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_a_run_measures_every_load_and_repeat(endpoint: Endpoint, tmp_path: Path
     ]
     sample = json.loads(SAMPLE.read_text())
     point = result.points[0]
-    assert point.output_tokens_per_s == sample["output_throughput"]
+    assert point.output_tokens_per_s == pytest.approx(sample["output_throughput"])
     assert point.goodput_per_s == pytest.approx(sample["request_goodput"])
     assert point.ttft_samples_s == sample["ttfts"]
     assert result.complete
@@ -92,7 +92,10 @@ def test_the_published_number_of_requests_is_sent(endpoint: Endpoint, tmp_path: 
 @pytest.mark.usefixtures("never_limited")
 def test_a_sweep_finds_the_highest_rate(endpoint: Endpoint, tmp_path: Path) -> None:
     """The warm-up completes 8 requests a second, so that the search begins with 2; the endpoint breaks above 6."""
-    slow = "result['p99_ttft_ms'] = 9000.0 if rate != 'None' and float(rate) > 6 else 20.0"
+    slow = (
+        "result['duration'] = 0.5 if rate == 'None' else 4 / float(rate); "
+        "result['ttfts'] = [9.0 if rate != 'None' and float(rate) > 6 else 0.02] * 4"
+    )
     result = run(
         endpoint.target, WORKLOAD, driver=ScriptedDriver(change=slow), folder=tmp_path, sweep=True,
         slo={"ttft_p99": 2.0},
@@ -109,7 +112,9 @@ def test_a_rate_that_the_endpoint_does_not_keep_up_with_is_not_the_answer(
     """Completes 6 requests a second at most; the limit is never broken in so short a run."""
     full = (
         "r = 2.0 if rate == 'None' else float(rate); "
-        "result['duration'] = float(requests) / min(r, 6.0); result['completed'] = int(requests)"
+        "result['duration'] = float(requests) / min(r, 6.0)\n"
+        "for column in ('latencies', 'errors', 'input_lens', 'ttfts', 'output_lens', 'itls'):\n"
+        "    result[column] = (result[column] * int(requests))[:int(requests)]"
     )
     result = run(
         endpoint.target, WORKLOAD, driver=ScriptedDriver(change=full), folder=tmp_path, sweep=True,
@@ -148,7 +153,10 @@ def test_observed_figures_come_from_the_metrics(endpoint: Endpoint, tmp_path: Pa
     assert point.requests_by_instance == {"0": 22}
     assert point.prefix_hit_share == 0.25
     assert point.kv_use_max == 0.25
-    assert any("2 failed requests" in note for note in result.notes)
+    assert point.fault.startswith("the proxy counts 2 failed requests, the load generator 0")
+    assert by_load(result.points)[0].unusable == "RUN FAILED"
+    (note,) = [line for line in to_text(result) if "NOT THE WORKLOAD" in line]
+    assert "1 of 1 run failed: the proxy counts 2 failed requests" in note
 
 
 def test_an_endpoint_without_metrics_gives_none(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -165,6 +173,34 @@ def test_failed_requests_are_an_honest_row(endpoint: Endpoint, tmp_path: Path) -
     point = result.points[0]
     assert (point.completed, point.failed, point.goodput_per_s) == (0, 4, 0.0)
     assert any("4 requests failed: Not Found" in note for note in result.notes)
+
+
+def test_streams_that_broke_off_have_failed(endpoint: Endpoint, tmp_path: Path) -> None:
+    """Each stream ended with an error after 2 of 8 tokens: more requests a second, and lower latencies."""
+    broken = "result['output_lens'] = [2] * 4; result['latencies'] = [0.01] * 4"
+    result = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(change=broken), folder=tmp_path, warm_up=False,
+        slo={"ttft_p99": 900.0},
+    )  # fmt: skip
+    (point,) = result.points
+    assert (point.completed, point.failed, point.goodput_per_s, point.e2e_s) == (0, 4, 0.0, None)
+    assert not meets(point, {"ttft_p99": 900.0})
+    assert by_load(result.points)[0].unusable == "ALL FAILED"
+    assert "4 at once: 4 requests failed: 2 of 8 output tokens came" in result.notes
+
+
+@pytest.mark.usefixtures("never_limited")
+def test_a_search_does_not_go_on_where_streams_break_off(endpoint: Endpoint, tmp_path: Path) -> None:
+    broken = (
+        "result['duration'] = 0.5 if rate == 'None' else 4 / float(rate); "
+        "result['output_lens'] = [2 if rate != 'None' and float(rate) > 6 else 8] * 4"
+    )
+    result = run(
+        endpoint.target, WORKLOAD, driver=ScriptedDriver(change=broken), folder=tmp_path, sweep=True,
+        slo={"ttft_p99": 900.0},
+    )  # fmt: skip
+    assert [point.rate for point in result.points][:3] == [2.0, 4.0, 8.0]
+    assert any("highest rate that met ttft_p99=900s: 5.657" in note for note in result.notes), result.notes
 
 
 def test_a_warm_up_that_fails_ends_the_run(endpoint: Endpoint, tmp_path: Path) -> None:
@@ -325,7 +361,7 @@ def test_a_page_that_is_no_list_of_models_is_refused(endpoint: Endpoint, tmp_pat
 
 def test_a_workload_that_does_not_fit_the_context_is_refused(endpoint: Endpoint, tmp_path: Path) -> None:
     endpoint.models = {"data": [{"id": "demo", "max_model_len": 128}]}
-    with pytest.raises(LauncherError, match="needs 256 tokens of context, model 'demo' has 128"):
+    with pytest.raises(LauncherError, match="needs 136 tokens of context, model 'demo' has 128"):
         run(endpoint.target, WORKLOAD, driver=ScriptedDriver(), folder=tmp_path)
 
 

@@ -14,7 +14,8 @@ from support.daemon_process import fake_config
 from launcher.config.loading import load_config
 from launcher.config.schema import Strategy
 from launcher.measure.bench import workloads
-from launcher.measure.bench.load_generator import Command, Figures, Job, Phase
+from launcher.measure.bench.load_generator import Command, Job, Phase
+from launcher.measure.bench.outcomes import Figures
 from launcher.measure.bench.result import ClientCost, Percentiles, Point
 from launcher.measure.tune.engine_visits import EngineVisits, Setting, measurement_of
 from launcher.measure.tune.model import Candidate, Layout, MeasurementFailedError, NotStartedError, Visit
@@ -156,7 +157,7 @@ def test_zentorch_is_switched_off_by_a_module_that_cannot_be_imported(tmp_path: 
 
 def point(**changes: Any) -> Point:
     values: dict[str, Any] = {
-        "concurrency": 4, "rate": None, "seed": 0, "duration_s": 1.0, "completed": 20, "failed": 1, "input_tokens": 20,
+        "concurrency": 4, "rate": None, "seed": 0, "duration_s": 1.0, "completed": 200, "failed": 1, "input_tokens": 20,
         "output_tokens": 80, "requests_per_s": 20.0, "output_tokens_per_s": 80.0, "total_tokens_per_s": 100.0,
         "ttft_s": LATENCY, "tpot_s": None, "itl_s": None, "e2e_s": LATENCY, "goodput_per_s": 18.0, "kv_use_max": None,
         "prefix_hit_share": None, "requests_by_instance": None, "ttft_samples_s": [], "itl_samples_s": [],
@@ -176,6 +177,9 @@ def test_a_point_becomes_a_measurement() -> None:
     [
         ({"client": ClientCost(cpu_s=1.0, share=0.98, limited=True)}, "CLIENT-LIMITED: .* 98%"),
         ({"completed": 0, "failed": 20}, "none of 20 requests"),
+        ({"completed": 10, "failed": 10}, "not the workload: 10 requests were completed, 20 asked for"),
+        ({"asked_tokens": 640}, "not the workload: 80 output tokens were completed, 640 asked for"),
+        ({"fault": "the proxy counts 3 failed requests"}, "the proxy counts 3 failed requests"),
     ],
 )
 def test_a_point_that_says_nothing_of_the_layout_is_a_failure(changes: dict[str, Any], cause: str) -> None:
