@@ -55,8 +55,9 @@ def summed(reports: Mapping[str, Report], by: str | None, missing: Mapping[str, 
 
 
 def _sum(name: str, parts: list[Row]) -> Row:
+    # A daemon of an earlier version does not say all of them.
     row: Row = {**parts[0], "name": name}
-    row.update({figure: sum(part[figure] for part in parts) for figure in _SUMMED})
+    row.update({figure: sum(part.get(figure, 0) for part in parts) for figure in _SUMMED})
     row.update(
         {figure: f"{sum((Decimal(part[figure]) for part in parts), Decimal(0)):f}" for figure in _MONEY}
     )

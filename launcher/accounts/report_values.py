@@ -24,9 +24,11 @@ class UsageRow:
     """Name of the key, the model or the overflow endpoint; number of the slot; day (2026-11-01) or begin of the hour (ISO
     8601). Empty: without key, for no known model, answered by no instance, not sent to an overflow endpoint."""
     requests: int
-    """Requests: `completed` + `client_aborted` + `rejected` + `failed`."""
+    """Requests: `completed` + `refused` + `client_aborted` + `rejected` + `failed`."""
     completed: int
     """A whole response was delivered."""
+    refused: int
+    """Refused by an instance or an overflow endpoint: answered with its 4xx. In no latency."""
     client_aborted: int
     """The client left first."""
     rejected: int
@@ -130,7 +132,7 @@ class UsageRequest:
     status: int
     """Status of the response; 0: none was sent."""
     outcome: str
-    """completed, client_aborted, rejected or failed."""
+    """completed, refused, client_aborted, rejected or failed."""
     slot: int | None
     """The last instance that worked on it; null: none did."""
     prompt_tokens: int

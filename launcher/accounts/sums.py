@@ -1,8 +1,8 @@
 """The hourly sums that a batch of entries changes, computed in numpy: a request costs a fraction of a microsecond. Pure.
 
 Requests whose outcome is `completed` are in the histogram of durations; in that of queued times all that an instance was
-asked for. In that of first bytes are those `completed` or `client_aborted` that got one: an error comes at once, and would
-make many refusals look like low latency.
+asked for. In that of first bytes are those `completed` or `client_aborted` that got one: an error, an upstream's 4xx
+(`refused`) included, comes at once, and would make many of them look like low latency.
 """
 
 from __future__ import annotations
@@ -170,6 +170,7 @@ Stored = Callable[[str, int], Sequence[Row]]
 HourOf = Callable[[float], int]
 
 OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
+"""Those with a sum of their own; the others of all requests are `refused`."""
 # Time zones change their offsets at whole quarters of an hour.
 _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
@@ -226,7 +227,9 @@ class _Added:
         begun = np.where(np.isnan(first_byte), duration, first_byte)
         # A response that is not streamed has its first byte at its end: its time is in neither, unless it has no output.
         streamed = np.array([group.streamed for group in groups])[self.group_of]
-        split = streamed | (columns.amounts[:, 2] == 0)
+        # One that was refused took no time of the model.
+        refused = np.array([group.outcome == "refused" for group in groups])[self.group_of]
+        split = (streamed | (columns.amounts[:, 2] == 0)) & ~refused
         on_instance = np.where(split, (begun - queued, duration - first_byte), 0.0)
         self.integers = _integers(columns)
         self.seconds = np.zeros((len(groups), len(SECONDS)))

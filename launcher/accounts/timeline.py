@@ -81,7 +81,7 @@ class Timeline(Struct, frozen=True, kw_only=True):
     ended: float | None
     """Its end; null: it is in flight."""
     outcome: str | None
-    """completed, client_aborted, rejected or failed; null: it is in flight."""
+    """completed, refused, client_aborted, rejected or failed; null: it is in flight."""
     status: int | None
     """Status of the response; null: none was sent."""
     reason: str | None

@@ -31,6 +31,7 @@ from launcher.accounts.report_values import (
     UsageRow,
     UsageToday,
 )
+from launcher.accounts.sums import OUTCOMES
 from launcher.base.errors import LauncherError
 from launcher.base.money import to_decimal
 from launcher.base.text import quoted
@@ -272,6 +273,7 @@ def _row(name: str, sums: _Sums, quantiles: Sequence[float | None]) -> UsageRow:
     return UsageRow(
         name=name,
         estimated=figures.pop("inexact"),
+        refused=figures["requests"] - sum(figures[outcome] for outcome in OUTCOMES),
         **figures,
         charged=f"{to_decimal(picos):f}",
         overflow_cost=f"{to_decimal(overflow_picos):f}",

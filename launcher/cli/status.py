@@ -61,7 +61,16 @@ def head(status: Status, now: float) -> list[str]:
         f"up {duration(now - status['since'])}",
     ]
     requests = status["requests"]
-    names = ("accepted", "completed", "client_aborted", "rejected", "failed", "retried", "continued")
+    names = (
+        "accepted",
+        "completed",
+        "refused",
+        "client_aborted",
+        "rejected",
+        "failed",
+        "retried",
+        "continued",
+    )
     counts = [f"{name.replace('_', ' ')} {requests[name]}" for name in names if name in requests]
     lines = [summary(status, now), " · ".join(about), f"requests: {' · '.join(counts)}"]
     if usage := status.get("usage"):

@@ -100,7 +100,8 @@ def _tokens(name: str) -> Callable[[Row], str]:
 
 
 def _count(name: str) -> Callable[[Row], str]:
-    return lambda row: f"{row[name]:,}"
+    # A daemon that was not restarted since an upgrade does not tell all of them.
+    return lambda row: f"{row.get(name, 0):,}"
 
 
 def _share(part: float, whole: float) -> str:
@@ -140,12 +141,13 @@ _COLUMNS: Final = (
     Column("REQUESTS", _count("requests")),
     Column("FAILED", _count("failed"), spare=2),
     Column("REJECTED", _count("rejected"), spare=7),
-    Column("ABORTED", _count("client_aborted"), spare=8),
+    Column("REFUSED", _count("refused"), spare=8),
+    Column("ABORTED", _count("client_aborted"), spare=9),
     Column("PROMPT", _tokens("prompt_tokens")),
     Column("CACHED", _cached, spare=4),
     Column("OUTPUT", _tokens("output_tokens")),
     Column("TTFB 50/90/99", _first_byte, spare=6),
-    Column("DURATION 50/99", _duration, spare=9),
+    Column("DURATION 50/99", _duration, spare=10),
     Column("BUSY", _busy, spare=3),
 )
 """docs/usage.md explains them."""
@@ -174,10 +176,10 @@ def _table(columns: Sequence[Column], rows: Sequence[Row], width: int | None) ->
 
 def _figures(report: Report) -> list[str]:
     total = report["total"]
-    outcomes = ("completed", "failed", "rejected", "client_aborted", "continued")
+    outcomes = (("completed", "failed", "rejected", "refused"), ("client_aborted", "continued"))
     lines = [
         ("requests", f"{total['requests']:,}"),
-        ("", " · ".join(f"{name.replace('_', ' ')} {total[name]:,}" for name in outcomes)),
+*(("", " · ".join(f"{name.replace('_', ' ')} {total.get(name, 0):,}" for name in names)) for names in outcomes),
         ("prompt tokens", f"{_tokens('prompt_tokens')(total)}, of which {_cached(total)} cached"),
         ("output tokens", _tokens("output_tokens")(total)),
         ("first byte", _spelled(total, "first_byte", (50, 90, 99))),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = {
     "completed": "completed",
+    "refused": "refused by an instance or an overflow endpoint",
     "client_aborted": "its client left before the end",
     "rejected": "refused by the proxy",
     "failed": "failed",

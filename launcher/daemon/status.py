@@ -153,7 +153,7 @@ class Status:
     stack: dict[str, str | None]
     """Versions of vllm, torch, zentorch; path of tcmalloc."""
     requests: dict[str, Any]
-    """Counters of the proxy: accepted = completed + client_aborted + rejected + failed + in_flight."""
+    """Counters of the proxy: accepted = completed + refused + client_aborted + rejected + failed + in_flight."""
     queue: QueueState
     """Requests that wait for an instance: `requests`, `bytes`, `oldest_s`, `limit_requests`, `limit_bytes`."""
     first_token: Quantiles | None = None

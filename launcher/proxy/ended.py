@@ -8,7 +8,6 @@ from typing import Final, NamedTuple
 
 from launcher.accounts.budgets import Budgets
 from launcher.accounts.entry import Entry
-from launcher.base.api_errors import CLIENT_ERROR
 from launcher.base.clock import Clock
 from launcher.base.money import TokenPrices
 from launcher.base.money_limits import DailyCap
@@ -53,9 +52,9 @@ _BYTES_PER_TOKEN: Final = 4  # of text that nobody counted
 
 def tokens_of(request: Request) -> Tokens:
     """What an ended request took: of what was served all, of what its client did not wait for the prompt."""
-    if request.match is None or not request.match.route.computes:
+    if request.match is None or not request.match.route.computes or request.outcome is Outcome.REFUSED:
         return NO_TOKENS
-    if request.committed or (request.outcome is Outcome.COMPLETED and request.status < CLIENT_ERROR):
+    if request.committed or request.outcome is Outcome.COMPLETED:
         return _served(request)
     asked = request.bound is not None or request.overflowed
     if asked and request.outcome is Outcome.CLIENT_ABORTED:

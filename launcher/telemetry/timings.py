@@ -75,10 +75,12 @@ class Timings:
         )
         self.first_byte = make(
             "numa_launcher_first_byte_seconds",
-            "Time from a request's arrival to the first byte of its response.",
+            "Time from a request's arrival to the first byte of its response, of a stream to its first token; of requests "
+            "that end as completed or client_aborted.",
         )
         self.duration = make(
-            "numa_launcher_request_duration_seconds", "Time from a request's arrival to its end."
+            "numa_launcher_request_duration_seconds",
+            "Time from a request's arrival to its end; of requests that end as completed.",
         )
         self.prediction_error = make(
             "numa_launcher_ttft_prediction_error_seconds",

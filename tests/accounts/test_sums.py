@@ -46,7 +46,7 @@ def one_by_one(entries: Sequence[Entry]) -> dict[tuple[str, int, str], dict[str,
 
 
 def is_split(entry: Entry) -> bool:
-    return entry.streamed or not entry.output_tokens
+    return entry.outcome != "refused" and (entry.streamed or not entry.output_tokens)
 
 
 def of(part: list[Entry]) -> dict[str, Any]:

@@ -73,6 +73,11 @@ def ledger(tmp_path: Path) -> LedgerFile:
     return ledger
 
 
+def test_what_an_upstream_refused_is_the_rest_of_all_requests(ledger: LedgerFile) -> None:
+    ledger.hour("2026-11-22T11:00", requests=9, completed=2, client_aborted=1, rejected=1, failed=1)
+    assert asked(ledger).total.refused == 4
+
+
 def test_by_key_each_key_has_its_sums(ledger: LedgerFile) -> None:
     found = asked(ledger, by="key")
     assert names(found) == ["bob", "alice", ""]  # by tokens
@@ -83,7 +88,8 @@ def test_by_key_each_key_has_its_sums(ledger: LedgerFile) -> None:
     assert (bob.prompt_tokens, bob.output_tokens, bob.estimated) == (5000, 10, 1)
     assert (bob.charged, bob.overflow_cost) == ("0.75", "0.000001")
     assert (rows["alice"].cached_tokens, rows["alice"].client_aborted) == (400, 1)
-    assert rows[""].first_byte_p50_s is None  # only refused
+    assert rows[""].first_byte_p50_s is None  # only rejected
+    assert [row.refused for row in found.rows] == [0, 0, 0]
     assert bob.utilisation is None
     total = found.total
     assert (total.requests, total.prompt_tokens, total.cached_tokens, total.rejected) == (14, 6000, 400, 3)

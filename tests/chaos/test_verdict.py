@@ -39,7 +39,9 @@ def result(outcome: str, name: str = "a", arrivals: tuple[float, ...] = ()) -> R
 
 
 def sums(**more: int) -> dict[str, Any]:
-    zero = dict.fromkeys(("accepted", "in_flight", "completed", "client_aborted", "rejected", "failed"), 0)
+    zero = dict.fromkeys(
+        ("accepted", "in_flight", "completed", "refused", "client_aborted", "rejected", "failed"), 0
+    )
     return zero | more
 
 

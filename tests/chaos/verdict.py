@@ -248,7 +248,7 @@ def _accounts(outcomes: Counter[str], requests: dict[str, Any], *, unread: int, 
         "completed ≥ whole answers": requests["completed"] >= whole,
         "failed = errors told, answers dropped, requests failed": bad <= requests["failed"] <= bad + unread,
         "completed + client_aborted + rejected + failed = accepted": (
-            sum(requests[key] for key in ("completed", "client_aborted", "rejected", "failed"))
+            sum(requests[key] for key in ("completed", "refused", "client_aborted", "rejected", "failed"))
             == requests["accepted"]
         ),
         "rejected = refused": outcomes["refused"] <= requests["rejected"] <= outcomes["refused"] + uploads,

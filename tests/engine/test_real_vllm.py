@@ -262,7 +262,7 @@ def test_sigkill_of_a_worker_under_load(daemon: DaemonProcess) -> None:
     requests = daemon.status()["requests"]
     assert requests["failed"] == load.tally.honest
     assert requests["accepted"] == sum(
-        requests[k] for k in ("completed", "client_aborted", "rejected", "failed")
+        requests[k] for k in ("completed", "refused", "client_aborted", "rejected", "failed")
     )
 
 

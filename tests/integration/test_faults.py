@@ -44,7 +44,7 @@ def test_a_dead_instance_is_replaced(start: Start, fault: str) -> None:
     assert daemon.slot(0)["last_cause"]["name"] == ("unhealthy" if fault == "unhealthy" else "unknown")
     requests = daemon.status()["requests"]
     assert requests["accepted"] == sum(
-        requests[k] for k in ("completed", "client_aborted", "rejected", "failed")
+        requests[k] for k in ("completed", "refused", "client_aborted", "rejected", "failed")
     )
 
 

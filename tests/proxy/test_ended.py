@@ -421,7 +421,61 @@ async def test_another_error_is_the_clients(proxy: ProxyUnderTest) -> None:
         assert response.status == 400
     assert len(served.calls) == 1
     entry = await ended(proxy)
-    assert (tokens(entry), entry.exact, entry.outcome) == ((0, 0, 0), True, "completed")
+    assert (tokens(entry), entry.exact, entry.outcome) == ((0, 0, 0), True, "refused")
+
+
+async def observed(proxy: ProxyUnderTest) -> dict[str, int]:
+    """How many requests each latency of /metrics is of."""
+    page = await proxy.server.metrics_page()
+    names = ("first_byte_seconds", "request_duration_seconds", "first_token_seconds")
+    counts = {name: re.search(rf"numa_launcher_{name}_count(?:{{.*?}})? ([\d.]+)", page) for name in names}
+    return {name: 0 if found is None else int(float(found[1])) for name, found in counts.items()}
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_what_an_upstream_refuses_is_in_no_latency(proxy: ProxyUnderTest, streamed: bool) -> None:
+    """It comes at once: many of them would look like a fast engine."""
+    error = {"error": {"message": "the prompt is too long", "type": "BadRequestError", "code": 400}}
+
+    async def refuses(call: Call) -> None:
+        if streamed:
+            await call.start_stream()
+            await call.chunk(f"data: {json.dumps(error)}\n\n".encode())
+            await call.chunk(DONE)
+            await call.end_stream()
+        else:
+            await call.json(error, 400)
+
+    await proxy.engine(0, in_turn(streams(ENGINE), *[refuses] * 3))
+    for _ in range(4):
+        async with proxy.client.post(CHAT, data=ENGINE.request()) as response:
+            await response.read()
+    await until(lambda: len(proxy.entries) == 4)
+    assert [entry.outcome for entry in proxy.entries] == ["completed", "refused", "refused", "refused"]
+    assert {tokens(entry) for entry in proxy.entries[1:]} == {(0, 0, 0)}
+    assert (proxy.sums()["completed"], proxy.sums()["refused"]) == (1, 3)
+    assert await observed(proxy) == {
+        "first_byte_seconds": 1,
+        "request_duration_seconds": 1,
+        "first_token_seconds": 1,
+    }
+
+
+async def test_a_stream_that_ends_in_an_error_of_the_request_has_failed(proxy: ProxyUnderTest) -> None:
+    error = {"error": {"message": "no valid JSON can follow", "type": "BadRequestError", "code": 400}}
+
+    async def breaks(call: Call) -> None:
+        await call.start_stream()
+        for event in ENGINE.answer(ENGINE.request())[:6]:
+            await call.chunk(event)
+        await call.chunk(f"data: {json.dumps(error)}\n\n".encode())
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await proxy.engine(0, breaks)
+    assert b"no valid JSON" in await read(proxy, ENGINE)
+    entry = await ended(proxy)
+    assert (entry.outcome, entry.exact) == ("failed", False)
 
 
 def named(kind: str, **more: Any) -> bytes:

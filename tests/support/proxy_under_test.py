@@ -69,7 +69,7 @@ class ProxyUnderTest:
         return reader, writer
 
     def sums(self) -> dict[str, int]:
-        names = ("accepted", "completed", "client_aborted", "rejected", "failed", "in_flight")
+        names = ("accepted", "completed", "refused", "client_aborted", "rejected", "failed", "in_flight")
         stats = self.server.readings.stats()
         return {name: int(str(stats[name])) for name in names}
 

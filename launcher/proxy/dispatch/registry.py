@@ -104,10 +104,14 @@ class RequestRegistry:
             tracing.record(self._timelines.keep(request, entry, now))
 
     def _observe(self, request: Request, now: float) -> None:
-        timings, started = self._timings, request.started
-        timings.duration.observe(now - started)
+        timings, started, outcome = self._timings, request.started, request.outcome
         if request.bound is not None:
             timings.queued.observe(request.bound - started)
+        # As in the ledger's histograms (accounts/sums.py): an error comes at once.
+        if outcome is Outcome.COMPLETED:
+            timings.duration.observe(now - started)
+        elif outcome is not Outcome.CLIENT_ABORTED:
+            return
         if request.first_byte is not None:
             timings.first_byte.observe(request.first_byte - started)
 

@@ -53,7 +53,7 @@ class Streaming:
         if not request.committed:
             request.committed = True
             request.first_byte = now  # comments do not count
-            if request.streamed and attempt.tracker is not None:
+            if request.streamed and attempt.tracker is not None and not attempt.tracker.error_first:
                 waited_s = now - request.started
                 self._timings.take_first_token(request.slot, request.model or "", waited_s, now)
                 if request.predicted_s is not None and request.attempts == 1:

@@ -19,7 +19,7 @@ from launcher.proxy.upstream.overflow import Overflow
 from launcher.telemetry import metrics
 from launcher.telemetry.machine_metrics import Values
 
-# --- The sums over all requests. accepted = the four outcomes + in flight. ---
+# --- The sums over all requests. accepted = the outcomes + in flight. ---
 
 
 class SlotCounters:

@@ -19,7 +19,8 @@ class State(IntEnum):
 class Outcome(StrEnum):
     """How an accepted request ended; exactly one of these."""
 
-    COMPLETED = "completed"  # a whole response of an instance was delivered, its 4xx included
+    COMPLETED = "completed"  # a whole response of an upstream was delivered
+    REFUSED = "refused"  # the same, with a 4xx, or the event of a stream that is one
     CLIENT_ABORTED = "client_aborted"  # the client left first
     REJECTED = "rejected"  # the proxy's own refusal: limits, no such model, no ready instance
     FAILED = "failed"  # a 5xx, or a response that broke after its first byte

@@ -198,14 +198,14 @@ class Decisions:
         if status == 404 and request.match is not None and request.match.route.kind is Kind.STORED:
             request.note_tried(upstream)
             return self._elsewhere(request, "it does not have it", answer, now, fault=False)
-        return _deliver(request, answer, Outcome.COMPLETED)
+        return _deliver(request, answer, _outcome_of(status))
 
     def _overflow_answered(self, request: Request, answer: Answer, now: float) -> Actions:
         status, request.ending = answer.head.status, Ending.WHOLE
         busy = status == TOO_MANY or status >= SERVER_ERROR
         if busy and (actions := self._not_served(request, now)) is not None:
             return actions
-        return _deliver(request, answer, Outcome.COMPLETED if status < SERVER_ERROR else Outcome.FAILED)
+        return _deliver(request, answer, _outcome_of(status))
 
     def _without_usage(self, request: Request, upstream: Upstream | None) -> Actions:
         """The same again, as its client sent it: the upstream may refuse what the proxy put into it."""
@@ -233,6 +233,8 @@ class Decisions:
         actions = _FINISH if request.state is State.ANSWERING else _START_AND_FINISH
         request.state = State.DONE
         request.outcome = Outcome.COMPLETED
+        if tracker is not None and tracker.error is not None:  # one of the request, with a 4xx
+            request.outcome = Outcome.REFUSED if tracker.error_first else Outcome.FAILED
         return actions
 
     def failed(self, request: Request, event: events.AttemptFailed, now: float) -> Actions:
@@ -301,7 +303,8 @@ class Decisions:
             failures.answer = answer
         if failures.answer is not None and (ticket is None or not self._capacity.possible(ticket)):
             request.reason = reason
-            return _deliver(request, failures.answer, Outcome.FAILED if fault else Outcome.COMPLETED)
+            outcome = Outcome.FAILED if fault else _outcome_of(failures.answer.head.status)
+            return _deliver(request, failures.answer, outcome)
         return self._next(request, reason, now, counted=fault)
 
     def _next(self, request: Request, reason: str, now: float, *, counted: bool) -> Actions:
@@ -456,6 +459,13 @@ def _let_go(request: Request) -> None:
     request.state = State.DONE
 
 
+def _outcome_of(status: int) -> Outcome:
+    """That of a whole response of an upstream."""
+    if status >= SERVER_ERROR:
+        return Outcome.FAILED
+    return Outcome.REFUSED if status >= CLIENT_ERROR else Outcome.COMPLETED
+
+
 def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:
     request.answer = answer
     request.outcome = outcome
@@ -464,7 +474,7 @@ def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:
     if (
         failures is None
         or not failures.blamed
-        or outcome is not Outcome.COMPLETED
+        or outcome not in {Outcome.COMPLETED, Outcome.REFUSED}
         or answer.head.status >= SERVER_ERROR
     ):
         return _DELIVER

@@ -22,7 +22,7 @@ import msgspec
 
 from launcher.balancing.upstreams import Ending
 from launcher.base.address import TcpAddress
-from launcher.base.api_errors import SERVER_ERROR, TOO_MANY, HttpError
+from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.base.clock import Moment
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import WatchedFile
@@ -181,11 +181,16 @@ _LINES: Final = (
 
 
 _OUTCOMES: Final = {
-    Ending.WHOLE: Outcome.COMPLETED,  # all of the endpoint's response, its errors too
-    Ending.REFUSED: Outcome.COMPLETED,
+    Ending.WHOLE: Outcome.COMPLETED,  # all of the endpoint's response, its 5xx too
+    Ending.REFUSED: Outcome.REFUSED,
     Ending.LEFT: Outcome.CLIENT_ABORTED,
     Ending.BROKEN: Outcome.FAILED,
 }
+
+
+def _outcome_of(left: Left) -> Outcome:
+    refused = left.status is not None and CLIENT_ERROR <= left.status < SERVER_ERROR
+    return Outcome.REFUSED if refused and left.ending is Ending.WHOLE else _OUTCOMES[left.ending]
 
 
 class Health(Enum):
@@ -307,7 +312,7 @@ class OverflowEndpoint:
     def end(self, call: OverflowCall, left: Left, now: float, wall: float) -> tuple[int, bool]:
         """A request has left: picos that it cost, and whether they are by the usage that the endpoint says."""
         self.in_flight -= 1
-        self.ended[call.model, _OUTCOMES[left.ending]] += 1
+        self.ended[call.model, _outcome_of(left)] += 1
         self._judge(left, now, wall)
         amount, exact = self._amount(call, left)
         self.cost.settle(call.reserved, amount)

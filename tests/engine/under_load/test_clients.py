@@ -79,7 +79,7 @@ def test_vllm_bench_serve(
     assert tried.said["completed"] == outside_clients.REQUESTS
     assert tried.said["total_output_tokens"] == outside_clients.REQUESTS * outside_clients.ANSWER_TOKENS
     assert {key: after[key] - before[key] for key in after} == {
-        "accepted": tried.sent, "completed": tried.sent, "client_aborted": 0, "rejected": 0, "failed": 0,
+        "accepted": tried.sent, "completed": tried.sent, "refused": 0, "client_aborted": 0, "rejected": 0, "failed": 0,
     }  # fmt: skip
     served = [
         slots[slot]["completed"] - slots_before.get(slot, {}).get("completed", 0) for slot in ("0", "1")

@@ -160,7 +160,7 @@ async def test_a_cut_stream_ends_in_an_error_event(proxy: ProxyUnderTest, how: s
     assert events_of(body)[:-1] == [event("one")[:-2]]
     assert DONE not in body
     assert proxy.sums() == {
-        "accepted": 1, "completed": 0, "client_aborted": 0, "rejected": 0, "failed": 1, "in_flight": 0
+        "accepted": 1, "completed": 0, "refused": 0, "client_aborted": 0, "rejected": 0, "failed": 1, "in_flight": 0
     }  # fmt: skip
 
 
@@ -402,7 +402,7 @@ async def test_a_4xx_is_the_clients_and_goes_no_further(proxy: ProxyUnderTest) -
         assert (await answer.json())["error"]["message"] == "too long"
     assert sum(len(engine.calls) for engine in engines) == 1
     assert proxy.suspects == []
-    assert proxy.sums()["completed"] == 1
+    assert proxy.sums()["refused"] == 1
 
 
 async def test_detail_is_rewritten(proxy: ProxyUnderTest) -> None:
