@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             return with_measured_layout(build_deployment(options.config_of(again)))
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            runner.run(serve(deployment, reread))
+            runner.run(serve(deployment, reread, lambda: options.config_of(args)))
     finally:
         log_lines.finish()
     return 0

@@ -22,6 +22,7 @@ from launcher.control.verdict import (
     duration,
     level,
     problems_of,
+    problems_of_daemon,
     seconds,
     state_of,
     summary,
@@ -131,7 +132,8 @@ def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
 
 
 def notes(status: Status, now: float) -> list[str]:
-    lines: list[str] = []
+    lines = [line for problem in problems_of_daemon(status) for line in _note(problem)]
+    lines = [*([""] * bool(lines)), *lines]
     for slot in status["slots"]:
         about = [line for problem in problems_of(slot, now) for line in _note(problem)]
         lines += [""] * bool(about) + about
@@ -140,7 +142,7 @@ def notes(status: Status, now: float) -> list[str]:
 
 
 def _note(problem: Problem) -> Iterator[str]:
-    yield f"slot {problem.slot}: {problem.what}"
+    yield problem.what if problem.slot is None else f"slot {problem.slot}: {problem.what}"
     if problem.remedy:
         yield f"  {problem.remedy}"
     yield from (f"  | {line}" for line in problem.evidence)

@@ -114,8 +114,18 @@ def summary(status: Status, now: float) -> str:
     return _line(status, now, tuple(_of_status(status, now)))
 
 
-def _of_status(status: Status, now: float) -> Iterator[Problem]:
+def problems_of_daemon(status: Status) -> Iterator[Problem]:
+    """What is wrong with the daemon as a whole, worst first; not with its slots."""
     yield from _of_queue(status)
+    if unapplied := status.get("unapplied"):  # a daemon from before an upgrade does not send it
+        yield Problem(
+            what=unapplied,
+            remedy="numa-launcher reload --dry-run shows what a reload changes, or why it is refused",
+        )
+
+
+def _of_status(status: Status, now: float) -> Iterator[Problem]:
+    yield from problems_of_daemon(status)
     for slot in status["slots"]:
         yield from problems_of(slot, now)
 
@@ -146,7 +156,7 @@ def _line(status: Status, now: float, problems: Sequence[Problem]) -> str:
     parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
     parts += [f"slot {slot['slot']} makes no progress" for slot in slots if slot["stalled_s"]]
     parts += [f"slot {slot['slot']} is not watched" for slot in slots if slot["unwatched"]]
-    parts += [problem.what for problem in _of_queue(status)]
+    parts += [problem.what for problem in problems_of_daemon(status)]
     requests = status["requests"]
     parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
     speeds = [slot["tokens_per_s"] for slot in slots if slot["tokens_per_s"] is not None]

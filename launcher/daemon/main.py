@@ -21,6 +21,7 @@ from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
 from launcher.daemon import process
 from launcher.daemon.accounts import Accounts
+from launcher.daemon.configuration_watch import ConfigurationWatch, ReadConfig
 from launcher.daemon.costs import Costs
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.drift import MachineWatch
@@ -57,7 +58,9 @@ ADOPTION_S: Final = 30.0
 
 
 class Daemon:
-    def __init__(self, deployment: Deployment, reread: Reread | None = None) -> None:
+    def __init__(
+        self, deployment: Deployment, reread: Reread | None = None, read_config: ReadConfig | None = None
+    ) -> None:
         config = deployment.config
         self.running = RunningClock()
         self.prober = HttpProber(deployment.engine.health_path, self.running)
@@ -65,6 +68,8 @@ class Daemon:
         self._signals = 0
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
+        self._hangup = asyncio.Event()
+        """A SIGHUP has come, and no reload has read the configuration since."""
         self._for_good = False
         """systemd must not start the daemon again."""
         self.accounts = Accounts(config)
@@ -128,13 +133,14 @@ class Daemon:
             stopping=self._stop_asked.is_set, drift=lambda: self.machine.found, history=self.history.answer,
             warnings=lambda: (*self.accounts.warnings(), *self.history.warnings(), *log_lines.warnings()),
             usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
-            spent_elsewhere=self.accounts.budgets.told,
+            spent_elsewhere=self.accounts.budgets.told, unapplied=lambda: self.configuration.unapplied,
             machine=MachineReader(
                 self.cpu_busy, deployment=lambda: self.operations.deployment,
                 controllers=lambda: self.supervisor.controllers, drift=lambda: self.machine.found,
                 disks=lambda: self.sample.disks,
             ),
         )  # fmt: skip
+        self.configuration = ConfigurationWatch(read_config, lambda: self.operations.deployment)
         self.systemd = SystemdStatus(
             self.supervisor, self.proxy, lambda: self.operations.ready > 0, self.running
         )
@@ -202,8 +208,10 @@ class Daemon:
                 owners = [
                     group.create_task(self.running.run(log), name="running clock"),
                     group.create_task(self.supervisor.run(), name="supervisor"),
+                    group.create_task(self._reload_by_signals(), name="reload by SIGHUP"),
                     group.create_task(self.systemd.run(), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
+                    group.create_task(self.configuration.run(), name="configuration"),
                     group.create_task(self.sample.run(), name="machine sample"),
                     group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
                 ]
@@ -273,19 +281,25 @@ class Daemon:
 
     def _on_hangup(self) -> None:
         log.info("got SIGHUP: reload", extra={"audit": "done", "verb": "reload"})
-        self._hangup = asyncio.create_task(self._reload_by_signal(), name="reload by SIGHUP")
+        self._hangup.set()
+
+    async def _reload_by_signals(self) -> None:
+        """Signals coalesce: however many come during a reload, one more follows it."""
+        while True:
+            await self._hangup.wait()
+            await self._reload_by_signal()
 
     async def _reload_by_signal(self) -> None:
         why = ""
         try:
-            await self.operations.reload(())
+            await self.operations.reload_again(self._hangup.clear)
         except LauncherError as error:
             why = error.message
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy,
                 extra={"audit": "refused", "verb": "reload", "remedy": error.remedy},
             )  # fmt: skip
-        except Exception:  # the task is not awaited
+        except Exception:  # a later signal may be obeyed
             why = "internal error"
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
         self.accounts.audit.signalled("reload", "SIGHUP", why)
@@ -333,9 +347,12 @@ def _pin_to(reserved: Any) -> None:
             os.sched_setaffinity(int(thread.name), set(reserved))
 
 
-async def serve(deployment: Deployment, reread: Reread | None = None) -> None:
+async def serve(
+    deployment: Deployment, reread: Reread | None = None, read_config: ReadConfig | None = None
+) -> None:
     """Run the daemon of a deployment. Raises LauncherError for violations, before anything starts.
 
-    `reread` builds the deployment again from the current configuration and `section.key=value` overrides."""
+    `reread` builds the deployment again from the current configuration and `section.key=value` overrides; `read_config`
+    only reads the configuration."""
     refuse_violations(deployment)
-    await Daemon(deployment, reread).run()
+    await Daemon(deployment, reread, read_config).run()

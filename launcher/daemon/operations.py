@@ -118,7 +118,8 @@ MAX_SECRETS: Final = 256
 
 class Operations:
     """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
-    `history`: the reply of ``GET /v1/history``; `cost_now`: live costs."""
+    `history`: the reply of ``GET /v1/history``; `cost_now`: live costs; `unapplied`: how the configuration file differs
+    from the deployment in force."""
 
     def __init__(
         self,
@@ -137,6 +138,7 @@ class Operations:
         history: Callable[[str, int, str], Awaitable[bytes]],
         cost_now: Callable[[], CostNow | None],
         spent_elsewhere: Callable[[bytes], dict[str, int | list[str]]],
+        unapplied: Callable[[], str],
     ) -> None:
         self.deployment = deployment
         """In force: the last that a reload has applied."""
@@ -150,6 +152,7 @@ class Operations:
         self._warnings = warnings
         self._cost_now = cost_now
         self._spent_elsewhere = spent_elsewhere
+        self._unapplied = unapplied
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
@@ -190,6 +193,7 @@ class Operations:
             for controller in self._supervisor.controllers.values()
         )
         stack, tokens = self.deployment.stack, self._proxy.readings.tokens()
+        unapplied = self._unapplied()
         return Status(
             slots=slots,
             ready=self.ready,
@@ -211,6 +215,7 @@ class Operations:
                 *(f"the machine has changed: {line}" for line in self._drift()),
                 *self._warnings(),
             ),
+            unapplied=f"{unapplied}{self._reloader.outcome}" if unapplied else None,
             measured_layout=self.deployment.measured,
             queue=self._proxy.readings.queue(),
             first_token=self._proxy.readings.first_token(),
@@ -238,6 +243,14 @@ class Operations:
         if self._stopping():
             raise RefusedError("cannot reload: the daemon is stopping", "start the daemon again")
         return await self._reloader.reload(self.deployment, overrides, dry_run=dry_run, force=force)
+
+    async def reload_again(self, begins: Callable[[], None]) -> None:
+        """`reload` after the one that runs now, if any; `begins` is called just before the configuration is read.
+
+        Raises as `reload`, but never because another one runs."""
+        await self._reloader.idle()
+        begins()
+        await self.reload(())
 
     def reloading(self) -> dict[str, Any]:
         return self._reloader.show()

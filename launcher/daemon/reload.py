@@ -12,7 +12,7 @@ from typing import Any, Final
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import BusyError, LauncherError, RefusedError
 from launcher.daemon.deployment import Deployment
-from launcher.daemon.rollout import Changes, Rollout, Step, compare, min_ready_by_model
+from launcher.daemon.rollout import Changes, Rollout, Stage, Step, compare, min_ready_by_model
 from launcher.instances.lifecycle import Limits
 from launcher.instances.ports import Prober
 from launcher.instances.slot_state import Intent, ProbeSettings, State
@@ -76,6 +76,16 @@ class Reloader:
             self._rolling = asyncio.create_task(self._roll(self._rollout), name="reload")
         return self.show()
 
+    async def idle(self) -> None:
+        """Return when no reload runs and the instances of an earlier daemon are adopted: the next may begin."""
+        await self._supervisor.adopted()
+        while self._rolling is not None or self._comparing.locked():
+            if self._rolling is not None:
+                await asyncio.wait({self._rolling})
+            else:
+                async with self._comparing:
+                    pass
+
     async def _wait_for_adoption(self) -> None:
         """A slot that seems stopped may have an instance of an earlier daemon. Raises BusyError."""
         try:
@@ -131,6 +141,16 @@ class Reloader:
             "stage": progress.stage, "changes": progress.changes, "done": progress.done, "doing": progress.doing,
             "error": progress.error, "remedy": progress.remedy,
         }  # fmt: skip
+
+    @property
+    def outcome(self) -> str:
+        """The running reload, or how the last one has failed, in brackets; empty after one that was applied."""
+        if self._rollout is None or self._rollout.progress.stage is Stage.DONE:
+            return ""
+        progress = self._rollout.progress
+        if self._rolling is not None:
+            return f" (a reload is {progress.stage}: {progress.doing})"
+        return f" (the last reload was {progress.stage}: {progress.error})"
 
     @property
     def target(self) -> Deployment | None:

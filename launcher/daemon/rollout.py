@@ -89,12 +89,7 @@ Running = Mapping[int, tuple[Slot, Engine]]
 
 def compare(before: Deployment, after: Deployment, running: Running | None = None) -> Changes:
     """`running` differs from `before` after a rollout that got stuck."""
-    keys = tuple(_differing(before.config, after.config))
-    once = [key for key in keys if key.startswith(_ONCE) or key in _BUILT_IN]
-    if {model.name for model in before.config.models} != {model.name for model in after.config.models}:
-        once.append("the models' names")
-    elif _aliases(before.config) != _aliases(after.config):
-        once.append("the models' aliases")
+    keys, once = changed_keys(before.config, after.config), [*keys_of_a_restart(before.config, after.config)]
     if before.plan.reserved != after.plan.reserved:
         once.append("the reserved cpus")
     old, new = _slots(before) if running is None else running, _slots(after)
@@ -154,8 +149,22 @@ def _aliases(config: Config) -> dict[str, set[str]]:
     return found
 
 
-def _differing(before: Config, after: Config) -> Iterator[str]:
+def changed_keys(before: Config, after: Config) -> tuple[str, ...]:
     """Keys such as `supervision.probe_interval_s` whose values differ; models as `models`."""
+    return tuple(_differing(before, after))
+
+
+def keys_of_a_restart(before: Config, after: Config) -> tuple[str, ...]:
+    """The changed keys that only a restart of the daemon applies; `the models' names` for what has no key."""
+    once = [key for key in _differing(before, after) if key.startswith(_ONCE) or key in _BUILT_IN]
+    if {model.name for model in before.models} != {model.name for model in after.models}:
+        once.append("the models' names")
+    elif _aliases(before) != _aliases(after):
+        once.append("the models' aliases")
+    return tuple(once)
+
+
+def _differing(before: Config, after: Config) -> Iterator[str]:
     a, b = msgspec.to_builtins(before), msgspec.to_builtins(after)
     for section in a:
         if a[section] == b[section]:

@@ -166,6 +166,8 @@ class Status:
     """By API key: `accepted`, `in_flight` (requests), `tokens`, `prompt_tokens`, `output_tokens`; empty without keys."""
     warnings: tuple[str, ...]
     """Warnings about the plan and the machine."""
+    unapplied: str | None = None
+    """How the configuration file differs from what is in force, and how the last reload went; null if it does not."""
     measured_layout: MeasuredLayout | None = None
     """Layout that `tune` measured on this machine; null without one."""
     usage: UsageToday | None = None

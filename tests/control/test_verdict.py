@@ -20,6 +20,14 @@ def status(*slots: Any, **more: Any) -> dict[str, Any]:
     return found | {"warnings": []} | more
 
 
+def test_a_configuration_file_that_is_not_applied_is_a_problem() -> None:
+    text = "the configuration file is not applied: engine.args differs"
+    found = judge(status(unapplied=text), NOW)
+    assert (found.level, [problem.what for problem in found.problems]) == (Level.WARN, [text])
+    assert found.line.startswith("OK 1/1 ready, 1 warning; ")
+    assert "reload --dry-run" in found.problems[0].remedy
+
+
 def queue(requests: int, oldest_s: float | None, **bounds: int) -> dict[str, Any]:
     return {"requests": requests, "bytes": requests * 10, "oldest_s": oldest_s, **bounds}
 

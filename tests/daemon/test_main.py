@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,6 +105,41 @@ async def test_a_report_that_fails_is_tried_again(
     try:
         await until(lambda: len(tries) > 2)
         assert not running.done()
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@dataclass
+class HeldReread:
+    """The file as it is read again: each reading waits until it may end."""
+
+    deployment: Deployment
+    read: int = 0
+    may_end: threading.Event = field(default_factory=threading.Event)
+
+    def __call__(self, _overrides: Any) -> Deployment:
+        self.read += 1
+        assert self.may_end.wait(SOON_S)
+        return self.deployment
+
+
+@pytest.mark.usefixtures("setup")
+async def test_signals_during_a_reload_are_one_more_after_it(tmp_path: Path) -> None:
+    reread = HeldReread(at(tmp_path))
+    daemon = Daemon(reread.deployment, reread)
+    running = asyncio.create_task(daemon.run())
+    try:
+        await until((tmp_path / "c.sock").exists)
+        os.kill(os.getpid(), signal.SIGHUP)
+        await until(lambda: reread.read == 1)
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+            await asyncio.sleep(0.01)
+        reread.may_end.set()
+        await until(lambda: reread.read == 2)
+        await until(lambda: daemon.operations.reloading()["stage"] == "done" and not daemon._hangup.is_set())
+        assert reread.read == 2, "the others are in it"
     finally:
         running.cancel()
         await asyncio.wait({running})

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from integration.load import Load
@@ -211,6 +212,28 @@ def test_a_configuration_with_slow_instances_is_rolled_back(start: Start) -> Non
     assert done.returncode == 1
     assert "for one token, its sibling" in done.stdout
     assert [slot["state"] for slot in daemon.status()["slots"]] == ["ready", "ready"]
+
+
+def test_a_file_that_changes_during_a_reload_is_applied_after_it(start: Start) -> None:
+    daemon = start("--token-s", "0.011", more=BRISK)
+    daemon.wait_ready(2)
+    edit(daemon, "0.011", "0.012")
+    os.kill(daemon.process.pid, signal.SIGHUP)
+    eventually(lambda: daemon.slot(0)["generation"] == 2, what="the first slot of the first reload")
+    edit(daemon, "0.012", "0.013")
+    for _ in range(3):
+        os.kill(daemon.process.pid, signal.SIGHUP)
+
+    def commands() -> list[bool]:
+        pids = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
+        return [b"0.013" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids]
+
+    eventually(lambda: commands() == [True, True], what="the second configuration in both slots")
+    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, what="the end of the last reload")
+    edit(daemon, "0.013", "0.014")
+    told = eventually(lambda: daemon.status()["unapplied"], what="the file that is not applied")
+    assert "engine.command differs" in told
+    assert told in daemon.cli("status").stdout
 
 
 def test_sighup_reloads_and_scale_removes_and_adds_a_slot(start: Start) -> None:
