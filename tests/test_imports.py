@@ -24,7 +24,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"base"},
     "plan": {"base", "config.engine_arguments", "config.schema", "machine.topology", "models"},
     "engines": {"base", "config.engine_arguments", "config.schema", "models", "plan.plan"},
-    "instances": {"base", "config.schema", "engines", "machine", "plan.plan", "telemetry.engine_metrics"},
+    "instances": {
+        "base", "config.schema", "engines", "machine", "models.identity", "plan.plan", "telemetry.engine_metrics",
+    },
     "accounts": {"base", "config.schema", "config.usage_schema"},
     "keys": {"base", "accounts.budgets", "accounts.spending"},
     "balancing": {"base.address", "config.schema"},

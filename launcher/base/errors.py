@@ -48,6 +48,10 @@ class RefusedError(LauncherError):
     """It could be done, and must not be now. The control socket answers 409."""
 
 
+class PassingError(LauncherError):
+    """What is lacking may come by itself, such as a file system that is not mounted yet: the daemon looks again."""
+
+
 class TimedOutError(LauncherError):
     """No answer in time: neither yes nor no, and asking again may help. A finding never exits with this code."""
 

@@ -251,6 +251,12 @@ def _of_health(slot: Slot) -> Iterator[Problem]:
             what=f"not watched, a hang would not be detected: {slot['unwatched']}",
             remedy=f"numa-launcher logs {number}", slot=number,
         )  # fmt: skip
+    if outdated := slot.get("outdated"):  # a daemon from before an upgrade does not send it
+        yield Problem(
+            what=outdated,
+            remedy=f"numa-launcher reload, one slot at a time; numa-launcher restart {number} for this one alone",
+            slot=number,
+        )
     zentorch = slot["zentorch"]
     if zentorch["found"] and zentorch["active"] is False:
         yield Problem(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,11 +13,13 @@ import msgspec
 
 from launcher.accounts.report_values import zone_of
 from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError, PassingError
 from launcher.base.redaction import MASK, Redactor, masked_arguments
 from launcher.base.text import format_size
 from launcher.config.schema import Config, EngineKind, Runtime, SpawnerKind
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Engine, Launch
+from launcher.engines.command import placeholders
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import make_engine
 from launcher.engines.vllm_software import KV_CACHE_BYTES_SINCE, Stack
@@ -23,6 +27,7 @@ from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
 from launcher.machine.topology import Topology
 from launcher.measure.tune.remembered import MeasuredLayout
+from launcher.models.identity import ModelFiles, model_files
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import Facts, Plan, Slot
 from launcher.plan.plan_text import plan_json
@@ -102,6 +107,8 @@ class Host:
     """It is this host: it may be probed."""
     cpus_only: bool
     """Plan no memory, and read no models."""
+    files: Mapping[str, ModelFiles] = field(default_factory=dict)
+    """Of the models by name, as far as they are known here."""
 
 
 def read_host(config: Config, *, machine: Topology | None = None, cpus_only: bool = False) -> Host:
@@ -113,7 +120,8 @@ def read_host(config: Config, *, machine: Topology | None = None, cpus_only: boo
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
     topology = sysfs.read(slice_name=instances_slice(config))
-    return Host(topology, probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only)
+    files = {} if cpus_only else read_files(config)
+    return Host(topology, probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only, files=files)
 
 
 def instances_slice(config: Config) -> str | None:
@@ -135,6 +143,8 @@ def deploy(config: Config, host: Host) -> Deployment:
     else:
         plan = make_plan(topology, config, host.profiles, cpus_only=host.cpus_only)
         binding = _binding_elsewhere(config.engine)
+    slots = tuple(replace(slot, files=host.files.get(slot.model.name)) for slot in plan.slots)
+    plan = replace(plan, slots=slots)
     engine = make_engine(config, stack, binding, run_dir(config))
     return Deployment(config, topology, plan, stack, binding, engine)
 
@@ -192,6 +202,34 @@ def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:
 
 def _shown(launch: Launch) -> dict[str, str]:
     return {name: MASK if name in launch.secrets else value for name, value in launch.env.items()}
+
+
+def require_models(config: Config) -> None:
+    """Raise PassingError for a model of a custom server that is a path and not there: the server would end, and again.
+
+    vLLM's are read by `read_profiles`, which raises it too."""
+    engine = config.engine
+    asks = "model" in placeholders((*engine.command, *engine.args))
+    if engine.kind is not EngineKind.COMMAND or engine.runtime is not Runtime.HOST or not asks:
+        return
+    for model in config.models:
+        if Path(model.path).expanduser().is_absolute():
+            try:
+                model_files(model.path)
+            except PassingError:
+                raise
+            except LauncherError:  # its own user may be able to read it
+                continue
+
+
+def read_files(config: Config) -> dict[str, ModelFiles]:
+    """The identities of the models whose files are here, by name."""
+    found = {}
+    for model in config.models:
+        with contextlib.suppress(LauncherError):  # reading its profile says what is wrong with a model
+            if (files := model_files(model.path)) is not None:
+                found[model.name] = files
+    return found
 
 
 def read_profiles(config: Config) -> dict[str, ModelProfile]:

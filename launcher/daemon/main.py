@@ -9,13 +9,13 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.base import log_lines, processes
 from launcher.base.background import RunningClock, persist
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, PassingError
 from launcher.base.log_lines import EventRing
 from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
@@ -29,6 +29,7 @@ from launcher.daemon.instance_traffic import InstanceTraffic
 from launcher.daemon.load_history import LoadHistory
 from launcher.daemon.machine import MachineReader, MachineSample
 from launcher.daemon.operations import Operations
+from launcher.daemon.outdated import OutdatedWatch
 from launcher.daemon.process import SystemdStatus
 from launcher.daemon.reload import Reread, refuse_violations
 from launcher.daemon.status import daemon_values, failure_values, slot_values
@@ -37,6 +38,7 @@ from launcher.engines.numactl import MemPolicy
 from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.lifecycle import Limits
+from launcher.instances.model_files_reader import ModelFilesReader
 from launcher.instances.slot_state import ProbeSettings
 from launcher.instances.state_file import HeldFile
 from launcher.instances.supervisor import Supervisor
@@ -53,14 +55,22 @@ log = logging.getLogger("launcher.daemon")
 
 # Added to drain and stop, for SIGKILL to take effect on a large process tree.
 STOP_SLACK_S: Final = 30.0
+# Between two tries of a reload by SIGHUP that met a passing condition, such as a model whose file system is away.
+RELOAD_AGAIN_S: Final = 15.0
 # For an adopted instance to answer one completion. Clients wait in the socket meanwhile.
 ADOPTION_S: Final = 30.0
 
 
 class Daemon:
     def __init__(
-        self, deployment: Deployment, reread: Reread | None = None, read_config: ReadConfig | None = None
+        self,
+        deployment: Deployment,
+        reread: Reread | None = None,
+        read_config: ReadConfig | None = None,
+        *,
+        hung_up: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`hung_up`: whether a SIGHUP came after the deployment's configuration was read."""
         config = deployment.config
         self.running = RunningClock()
         self.prober = HttpProber(deployment.engine.health_path, self.running)
@@ -70,6 +80,9 @@ class Daemon:
         self._kill_asked = asyncio.Event()
         self._hangup = asyncio.Event()
         """A SIGHUP has come, and no reload has read the configuration since."""
+        self._hung_up = hung_up
+        self._reload_waits_for = ""
+        """Why a reload by SIGHUP will be tried again."""
         self._for_good = False
         """systemd must not start the daemon again."""
         self.accounts = Accounts(config)
@@ -96,6 +109,7 @@ class Daemon:
             deployment.run_dir.with_suffix(".state"),
             self._placement_of,
         )
+        identify = ModelFilesReader()
         self.supervisor = Supervisor(
             deployment.plan,
             engine=deployment.engine,
@@ -110,8 +124,10 @@ class Daemon:
             caches=CompileCaches(become=as_instances_user(self.spawner, config))
             if config.engine.kind is EngineKind.VLLM
             else None,
+            identify=identify,
             skipped=self.running.skipped,
         )
+        self.outdated = OutdatedWatch(self.supervisor.controllers, identify)
         self.ring = EventRing(began=int(time.time() * 1000))
         self.machine = MachineWatch(
             lambda: (self.operations.deployment.topology, self.operations.deployment.plan)
@@ -134,6 +150,7 @@ class Daemon:
             warnings=lambda: (*self.accounts.warnings(), *self.history.warnings(), *log_lines.warnings()),
             usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
             spent_elsewhere=self.accounts.budgets.told, unapplied=lambda: self.configuration.unapplied,
+            outdated=self.outdated.why,
             machine=MachineReader(
                 self.cpu_busy, deployment=lambda: self.operations.deployment,
                 controllers=lambda: self.supervisor.controllers, drift=lambda: self.machine.found,
@@ -166,6 +183,8 @@ class Daemon:
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)
         self._loop.add_signal_handler(signal.SIGHUP, self._on_hangup)
+        if self._hung_up():
+            self._on_hangup()
         # Open both sockets before the first instance: on a used port, or beside another daemon, nothing starts.
         ready = listener.sockets()
         await self.control.start(ready.get(listener.CONTROL, ()))
@@ -212,6 +231,7 @@ class Daemon:
                     group.create_task(self.systemd.run(), name="systemd"),
                     group.create_task(self.machine.run(), name="machine"),
                     group.create_task(self.configuration.run(), name="configuration"),
+                    group.create_task(self.outdated.run(), name="outdated"),
                     group.create_task(self.sample.run(), name="machine sample"),
                     group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
                 ]
@@ -293,8 +313,14 @@ class Daemon:
         why = ""
         try:
             await self.operations.reload_again(self._hangup.clear)
+            self._reload_waits_for = ""
         except LauncherError as error:
-            why = error.message
+            why, again = error.message, isinstance(error, PassingError)
+            if again:
+                self._loop.call_later(RELOAD_AGAIN_S, self._hangup.set)
+                if why == self._reload_waits_for:
+                    return
+            self._reload_waits_for = why if again else ""
             log.error(  # noqa: TRY400  no traceback for a person
                 "%s; %s", error.message, error.remedy,
                 extra={"audit": "refused", "verb": "reload", "remedy": error.remedy},
@@ -348,11 +374,15 @@ def _pin_to(reserved: Any) -> None:
 
 
 async def serve(
-    deployment: Deployment, reread: Reread | None = None, read_config: ReadConfig | None = None
+    deployment: Deployment,
+    reread: Reread | None = None,
+    read_config: ReadConfig | None = None,
+    *,
+    hung_up: Callable[[], bool] = lambda: False,
 ) -> None:
     """Run the daemon of a deployment. Raises LauncherError for violations, before anything starts.
 
     `reread` builds the deployment again from the current configuration and `section.key=value` overrides; `read_config`
-    only reads the configuration."""
+    only reads the configuration. `hung_up`: whether a SIGHUP came since the deployment's was read."""
     refuse_violations(deployment)
-    await Daemon(deployment, reread, read_config).run()
+    await Daemon(deployment, reread, read_config, hung_up=hung_up).run()

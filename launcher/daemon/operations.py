@@ -119,7 +119,7 @@ MAX_SECRETS: Final = 256
 class Operations:
     """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
     `history`: the reply of ``GET /v1/history``; `cost_now`: live costs; `unapplied`: how the configuration file differs
-    from the deployment in force."""
+    from the deployment in force; `outdated`: why an instance, by slot and generation, is not what would start now."""
 
     def __init__(
         self,
@@ -139,6 +139,7 @@ class Operations:
         cost_now: Callable[[], CostNow | None],
         spent_elsewhere: Callable[[bytes], dict[str, int | list[str]]],
         unapplied: Callable[[], str],
+        outdated: Callable[[int, int], str | None],
     ) -> None:
         self.deployment = deployment
         """In force: the last that a reload has applied."""
@@ -153,6 +154,7 @@ class Operations:
         self._cost_now = cost_now
         self._spent_elsewhere = spent_elsewhere
         self._unapplied = unapplied
+        self._outdated = outdated
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
@@ -189,6 +191,7 @@ class Operations:
                 self._proxy.in_flight(controller.slot.id, controller.slot_state.generation),
                 self.deployment.stack,
                 self._proxy.readings.first_token(controller.slot.id),
+                self._outdated(controller.slot.id, controller.slot_state.generation),
             )
             for controller in self._supervisor.controllers.values()
         )

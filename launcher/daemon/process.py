@@ -7,6 +7,7 @@ import functools
 import gc
 import logging
 import os
+import signal
 import socket
 import threading
 import time
@@ -34,6 +35,17 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNGEST, *gc.get_threshold()[1:])
+
+
+# --- SIGHUP before there is an event loop: it must neither end the process nor be lost. ---
+
+_HANGUP: Final = threading.Event()
+
+
+def note_hangups() -> threading.Event:
+    """The event that a SIGHUP sets from now on, until the event loop takes the signal over."""
+    signal.signal(signal.SIGHUP, lambda *_: _HANGUP.set())
+    return _HANGUP
 
 
 # --- sd_notify: the daemon's state for systemd. Without systemd every call does nothing. ---

@@ -64,7 +64,7 @@ class Reloader:
             allowed = before.topology.allowed | before.topology.offline  # offline cpus may be back online
             after = await asyncio.to_thread(_reread_with_all_cpus, self._reread, overrides, allowed)
             controllers = self._supervisor.controllers.items()
-            changes = compare(before, after, {slot: (k.slot, k.engine) for slot, k in controllers})
+            changes = compare(before, after, {slot: (k.started_from, k.engine) for slot, k in controllers})
             if dry_run:
                 return {"stage": "dry run", "changes": changes}
             if self._ended:  # meanwhile

@@ -31,6 +31,7 @@ from launcher.instances.slot_state import (
     State,
 )
 from launcher.instances.supervisor import Availability, Supervisor, check, min_ready_of
+from launcher.models.identity import changed_files
 from launcher.plan.plan import Slot
 
 log = logging.getLogger("launcher.rollout")
@@ -127,6 +128,8 @@ def _placement(was: Slot, will: Slot) -> Iterator[str]:
 
 def _launch(was: Launch, will: Launch) -> Iterator[str]:
     """What differs in the command and its environment; values of secrets are never shown."""
+    if changed := changed_files(was.files, will.files):
+        yield changed
     gone = [shown for word, shown in _shown(was) if word not in will.argv]
     come = [shown for word, shown in _shown(will) if word not in was.argv]
     if gone or come or was.argv != will.argv:

@@ -90,6 +90,9 @@ class SlotStatus:
     """Whether the last probe was answered in time."""
     unwatched: str | None = None
     """Why a running instance is not watched (a hang would not be noticed); null if it is, or none runs."""
+    outdated: str | None = None
+    """Why a running instance is not what would start now: other files of its model, or an earlier configuration; null if it
+    is."""
     next_start: float | None
     """Next start of a slot in back-off."""
     last_cause: Cause | None
@@ -179,7 +182,11 @@ class Status:
 
 
 def slot_status(
-    controller: SlotController, in_flight: int, stack: Stack, first_token: Quantiles | None = None
+    controller: SlotController,
+    in_flight: int,
+    stack: Stack,
+    first_token: Quantiles | None = None,
+    outdated: str | None = None,
 ) -> SlotStatus:
     """One slot's row. Monotonic times become times of day."""
     slot_state, instance, slot = controller.slot_state, controller.instance, controller.slot
@@ -208,6 +215,7 @@ def slot_status(
         address=str(instance.address) if instance.address is not None else None,
         responsive=instance.responsive,
         unwatched=controller.unwatched,
+        outdated=outdated,
         looked_at=instance.probed_at + time.time() - controller.running()
         if instance.probed_at is not None
         else None,

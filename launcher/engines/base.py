@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from launcher.base.address import Address
 from launcher.base.redaction import MASK, is_secret, is_secret_name, masked_arguments
+from launcher.models.identity import ModelFiles
 from launcher.plan.plan import Slot
 
 MARK: Final = "NUMA_LAUNCHER_INSTANCE"
@@ -46,6 +47,8 @@ class Launch:
     """Set when `argv` starts a container instead of the engine itself."""
     scratch: str | None = None
     """Folder for the engine's internal sockets, created and emptied before each start."""
+    files: ModelFiles | None = None
+    """The model's, which the engine reads by the path in `argv`; None: unknown."""
 
     @property
     def own_env(self) -> Mapping[str, str]:

@@ -86,7 +86,7 @@ class CommandEngine:
         )
         return Launch(
             argv=(*self.binding.prefix(slot.placement), *argv), env=env, secrets=secret_names(env),
-            address=address,
+            address=address, files=slot.files,
         )  # fmt: skip
 
     def _address(self, slot: int, generation: int) -> Address:

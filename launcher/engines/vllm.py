@@ -73,7 +73,9 @@ class VllmEngine:
         env = self._environment(slot) | ({RPC_PATH: scratch} if scratch else {}) | dict(self.user_env)
         prefix = self.binding.prefix(slot.placement)
         argv = (*prefix, *self._serve(slot.model), *self._arguments(slot, address))
-        return Launch(argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch)
+        return Launch(
+            argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch, files=slot.files
+        )
 
     def _scratch(self, slot: Slot) -> str | None:
         """Folder for sockets, which a killed vLLM leaves behind; None if paths are too long, or the operator sets it."""

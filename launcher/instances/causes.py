@@ -22,7 +22,8 @@ class Retry(StrEnum):
     NOW = "now"
     """At once, the first time; after that as `BACKOFF`."""
     SOON = "soon"
-    """After a fixed pause, and counted as no crash: the daemon itself lacked what a start takes."""
+    """After a fixed pause, and counted as no crash: the daemon itself lacked what a start takes, or the model's files are
+    away."""
     BACKOFF = "back-off"
     NEVER = "never until changed"
 
@@ -162,7 +163,7 @@ RULES: Final[tuple[Rule, ...]] = (
         r"|Invalid repository ID or local directory specified|LocalEntryNotFoundError|OfflineModeIsEnabled"
         r"|Cannot find any model weights with)",
         "the model was not found",
-        "check the model's path, or download it first", Retry.NEVER,
+        "check the model's path and its mount, or download it first", Retry.BACKOFF, starting=True,
     ),
     _rule(
         "model-damaged", r"(?:SafetensorError|PytorchStreamReader failed)",

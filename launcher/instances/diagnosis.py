@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
 
-from launcher.base.errors import OWN_SHORTAGE, LauncherError, reason
+from launcher.base.errors import OWN_SHORTAGE, LauncherError, PassingError, reason
 from launcher.engines.containers import OOM_LINE
 from launcher.instances.causes import ENGINE_DIED, EXITED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
 from launcher.instances.ports import Exit
@@ -258,7 +258,8 @@ def hung(evidence: tuple[str, ...]) -> Cause:
 
 def cannot_start(slot: int, error: Exception) -> Cause:
     """The cause when a start came to nothing before there was a process."""
-    retry = Retry.SOON if _is_shortage(error) else Retry.BACKOFF
+    passes = isinstance(error, PassingError) or _is_shortage(error)
+    retry = Retry.SOON if passes else Retry.BACKOFF
     if isinstance(error, LauncherError):
         return Cause("cannot-start", error.message, error.remedy, retry)
     why = reason(error) if isinstance(error, OSError) else str(error)

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from launcher.base.background import Background
+from launcher.base.errors import LauncherError
 from launcher.base.redaction import Redactor
 from launcher.engines.base import Engine, Launch
 from launcher.instances.causes import Retry
@@ -19,6 +20,7 @@ from launcher.instances.diagnosis import cannot_start
 from launcher.instances.instance import Instance
 from launcher.instances.instance_monitor import InstanceMonitor, Misplaced, PlacementWatch, Surroundings
 from launcher.instances.lifecycle import Limits, advance
+from launcher.instances.model_files_reader import Identify
 from launcher.instances.output import LogTail
 from launcher.instances.ports import (
     Adopted,
@@ -76,6 +78,7 @@ class SlotController:
         traffic: Traffic | None = None,
         caches: Caches | None = None,
         held: HeldFile | None = None,
+        identify: Identify | None = None,
         generation: int = 0,
         clock: Callable[[], float] = time.monotonic,
         skipped: Callable[[], float] = lambda: 0.0,
@@ -85,7 +88,8 @@ class SlotController:
         misplaced: Misplaced = placement.misplaced_threads,
         watch_memory: Callable[[int], OomWatch] = OomWatch,
     ) -> None:
-        """`skipped`: seconds so far in which the event loop did not run (RunningClock): no deadline counts them."""
+        """`identify`: the files of a model as they are now; None: they are not looked at. `skipped`: seconds so far in which
+        the event loop did not run (RunningClock): no deadline counts them."""
         self.slot = slot
         self.slot_state = SlotState(since=clock(), generation=generation)
         self.log = LogTail(probing.tail_lines)
@@ -102,6 +106,7 @@ class SlotController:
         self._announce = announce
         self._caches = caches or NoCaches()
         self._held = held
+        self._identify = identify
         self._clock = clock
         self._skipped = skipped
         self._excused = skipped()
@@ -120,6 +125,12 @@ class SlotController:
     @property
     def instance(self) -> Instance:
         return self._monitor.instance
+
+    @property
+    def started_from(self) -> Slot:
+        """The slot, with the files of its model that the running instance was started from; unknown files stay so."""
+        launch = self.instance.launch
+        return self.slot if launch is None else replace(self.slot, files=launch.files)
 
     @property
     def engine(self) -> Engine:
@@ -287,7 +298,7 @@ class SlotController:
         generation = self.slot_state.generation
         self._monitor = monitor = self._monitor_of(Instance(generation))
         try:
-            launch = self._engine.launch(self.slot, generation)
+            launch = self._engine.launch(await self._with_files(), generation)
             monitor.instance.launched(launch)
             await asyncio.to_thread(self._prepare_cache, launch)
             process = await self._spawner.spawn(self.slot.id, generation, launch, monitor.on_line)
@@ -296,6 +307,18 @@ class SlotController:
             self.post(ProcessExited(generation, cannot_start(self.slot.id, error), self._draw()))
             return
         monitor.follow(process, launch.address)
+
+    async def _with_files(self) -> Slot:
+        """The slot with its model's files as they are now. Raises LauncherError where those that were planned with cannot
+        be read: the engine would end, and by its words for ever."""
+        if self._identify is None:
+            return self.slot
+        try:
+            return replace(self.slot, files=await self._identify(self.slot.model.path))
+        except LauncherError:
+            if self.slot.files is not None:
+                raise
+            return self.slot
 
     def _prepare_cache(self, launch: Launch) -> None:
         cause = self.slot_state.last_cause

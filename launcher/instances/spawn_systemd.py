@@ -207,7 +207,7 @@ class SystemdSpawner:
         env[MARK] = mark(slot, generation, digested)
         secret = secret_names(env) | launch.secrets
         secrets = {name: env.pop(name) for name in sorted(secret & env.keys())}
-        record = Record.of(slot, generation, unit, digested, launch.address)
+        record = Record.of(slot, generation, unit, digested, launch)
         self._state.remember(record)
         _ = self._units.listen(unit, lambda line: on_line(line.text))
         try:

@@ -41,13 +41,19 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     invocation: str = ""
     started: float = 0.0
     """Seconds since the epoch."""
+    model: str | None = None
+    """`ModelFiles.to_text` of its model; None: unknown."""
 
     @classmethod
-    def of(cls, slot: int, generation: int, unit: str, digested: str, address: Address) -> Self:
+    def of(cls, slot: int, generation: int, unit: str, digested: str, launch: Launch) -> Self:
         """Before its unit has started."""
+        address, files = launch.address, launch.files
         path = address.path if isinstance(address, UnixAddress) else None
         port = address.port if isinstance(address, TcpAddress) else None
-        return cls(slot=slot, generation=generation, unit=unit, digest=digested, socket=path, port=port)
+        return cls(
+            slot=slot, generation=generation, unit=unit, digest=digested, socket=path, port=port,
+            model=None if files is None else files.to_text(),
+        )  # fmt: skip
 
     def with_unit(self, pid: int, invocation: str, started: float) -> Self:
         """With what systemd reports about its running unit."""

@@ -12,6 +12,7 @@ from typing import Final
 from launcher.base.errors import NotFoundError, RefusedError
 from launcher.engines.base import Engine
 from launcher.instances.lifecycle import Limits
+from launcher.instances.model_files_reader import Identify
 from launcher.instances.ports import Caches, InstanceEvent, Prober, Spawner, Traffic
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import (
@@ -49,6 +50,7 @@ class Supervisor:
         traffic: Traffic | None = None,
         caches: Caches | None = None,
         held: HeldFile | None = None,
+        identify: Identify | None = None,
         skipped: Callable[[], float] = lambda: 0.0,
     ) -> None:
         """`skipped`: seconds so far in which the event loop did not run."""
@@ -72,7 +74,7 @@ class Supervisor:
             lambda slot, engine, limits, probing: SlotController(
                 slot, engine=engine, spawner=spawner, prober=prober, limits=limits, probing=probing,
                 strict_binding=strict_binding, announce=announce, traffic=traffic, caches=caches, held=held,
-                skipped=skipped, generation=self._last_generation.get(slot.id, 0),
+                identify=identify, skipped=skipped, generation=self._last_generation.get(slot.id, 0),
             )
         )  # fmt: skip
         self._group: asyncio.TaskGroup | None = None

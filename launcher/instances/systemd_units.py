@@ -56,11 +56,9 @@ def fitting(
 
     1. the plan has the slot, and the state file a record of the unit,
     2. the unit is active, and the generation that the record names,
-    3. the plan would start it with the same command and environment now."""
-    if slot not in slots:
-        return "the plan has no such slot"
-    if record is None:
-        return "the state file has no record of it"
+    3. the plan would start it with the same command and environment now, from the same files of its model."""
+    if slot not in slots or record is None:
+        return "the plan has no such slot" if slot not in slots else "the state file has no record of it"
     if facts.active != "active" or facts.has_job or not facts.main_pid:
         return f"it is {facts.active}"
     expected = mark(slot, record.generation, record.digest)
@@ -69,7 +67,11 @@ def fitting(
     launch = slots[slot](record.generation)
     if digest(launch) != record.digest:
         return "the plan would start it differently now"
-    return replace(launch, address=record.address)
+    # No model: a record of a release before this field, or of a model that was not here.
+    known = None if record.model is None else launch.files
+    if known is not None and record.model != known.to_text():
+        return f"its model's files are others now: {known}"
+    return replace(launch, address=record.address, files=known)
 
 
 # For a unit to execute its command: systemd sets up its sandbox first.

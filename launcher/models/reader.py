@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -10,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import OWN_SHORTAGE, LauncherError, PassingError, reason
 from launcher.models import gguf, weight_files
 from launcher.models.description import describe, from_mistral
 from launcher.models.gguf import read_gguf
@@ -188,14 +189,30 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
         else:
             headers = [read_gguf(file) for file in gguf_files]
             config, weights = headers[0].as_config(), gguf_weights(gguf_files, headers)
-    except (ValueError, OSError) as error:
-        what = f"{error.filename}: {reason(error)}" if isinstance(error, OSError) else f"{error}"
-        raise LauncherError(f"cannot read model {path!r}: {what}", _REMEDY) from error
+    except OSError as error:
+        raise away(path, error) from error
+    except ValueError as error:
+        raise LauncherError(f"cannot read model {path!r}: {error}", _REMEDY) from error
     beside = replace(_beside(folder), projections=weights.projections)
     profile = profile_of(
         config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source, beside=beside
     )
     return _with_weights(profile, weights)
+
+
+# A path whose file system is not mounted (yet), does not answer, or has lost its server.
+_AWAY: Final = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNREFUSED,
+    errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ESHUTDOWN,
+    errno.ENODEV, errno.ENXIO, errno.EAGAIN, *OWN_SHORTAGE,
+})  # fmt: skip
+
+
+def away(path: str, error: OSError) -> LauncherError:
+    """The error for a model that cannot be read: a PassingError where it may come back by itself."""
+    where = "" if error.filename is None or str(error.filename) == path else f"{error.filename}: "
+    kind = PassingError if error.errno in _AWAY else LauncherError
+    return kind(f"cannot read model {path!r}: {where}{reason(error)}", _REMEDY)
 
 
 CONFIG: Final = "config.json"
@@ -246,14 +263,19 @@ def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
 
 
 def find_model(path: str) -> Path | None:
-    """A model's local directory; None for a repository id that is not cached. Raises LauncherError."""
+    """A model's local directory; None for a repository id that is not cached. Raises LauncherError, and PassingError for
+    a directory that is not there."""
     folder = Path(path).expanduser()
-    if folder.is_dir():
-        return folder
-    if folder.exists():
+    try:
+        if folder.is_dir():
+            return folder
+        is_other = folder.exists()
+    except OSError as error:  # Path.is_dir ignores only what says that nothing is there
+        raise away(path, error) from error
+    if is_other:
         raise LauncherError(f"cannot read model {path!r}: it is not a directory", _REMEDY)
     if not _REPO_ID.fullmatch(path):
-        raise LauncherError(f"cannot read model {path!r}: no such directory", _REMEDY)
+        raise PassingError(f"cannot read model {path!r}: no such directory", _REMEDY)
     hub = _hub_cache() / f"models--{path.replace('/', '--')}"
     main = hub / "refs" / "main"
     if main.is_file():
@@ -286,10 +308,17 @@ def _hub_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
 
 
+def refuse_empty(path: str, folder: Path) -> None:
+    """Raise PassingError for an empty directory: where a file system is to be mounted there is one."""
+    if not any(folder.iterdir()):
+        raise PassingError(f"cannot read model {path!r}: the directory is empty", _REMEDY)
+
+
 def _json(path: str, file: Path) -> dict[str, Any]:
     try:
         parsed = json.loads(read_model_json(file))
     except FileNotFoundError:
+        refuse_empty(path, file.parent)
         raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None
     except (OSError, ValueError, RecursionError) as error:
         what = reason(error) if isinstance(error, OSError) else f"{error}"

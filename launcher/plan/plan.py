@@ -9,6 +9,7 @@ from typing import Final, Literal
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model, Strategy
 from launcher.machine.topology import Topology
+from launcher.models.identity import ModelFiles
 from launcher.models.layers import KvLayers
 from launcher.models.profile import UNKNOWN, ModelProfile
 
@@ -89,6 +90,8 @@ class Slot:
     """KV cache of each tensor-parallel rank, as --kv-cache-memory-bytes counts it: every worker takes that
     much (vllm/v1/worker/cpu_worker.py, determine_available_memory). None where the engine takes none
     (engine.kind = "command")."""
+    files: ModelFiles | None = None
+    """Those of its model, as they were when this was planned or started; None: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

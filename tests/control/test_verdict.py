@@ -28,6 +28,15 @@ def test_a_configuration_file_that_is_not_applied_is_a_problem() -> None:
     assert "reload --dry-run" in found.problems[0].remedy
 
 
+def test_an_instance_that_runs_other_files_is_a_problem() -> None:
+    slot = msgspec.to_builtins(slot_status(0)) | {"outdated": "runs other files"}
+    found = judge(status(slots=[slot]), NOW)
+    assert [(problem.slot, problem.what, problem.level) for problem in found.problems] == [
+        (0, "runs other files", Level.WARN)
+    ]
+    assert "numa-launcher reload" in found.problems[0].remedy
+
+
 def queue(requests: int, oldest_s: float | None, **bounds: int) -> dict[str, Any]:
     return {"requests": requests, "bytes": requests * 10, "oldest_s": oldest_s, **bounds}
 

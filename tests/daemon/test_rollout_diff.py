@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from launcher.config.reference_page import to_markdown
 from launcher.daemon import rollout
 from launcher.daemon.deployment import Deployment, build_deployment
 from launcher.daemon.rollout import Changes, SlotChange, Step, compare
+from launcher.models.identity import ModelFiles
 
 
 def steps(changes: Changes) -> list[tuple[int, Step]]:
@@ -31,6 +33,21 @@ def test_an_argument_restarts_every_slot() -> None:
         SlotChange(0, Step.RESTART, ("arguments: (order) becomes --quick",)),
         SlotChange(1, Step.RESTART, ("arguments: (order) becomes --quick",)),
     )
+
+
+def with_files(deployment: Deployment, *files: ModelFiles | None) -> Deployment:
+    slots = tuple(replace(slot, files=each) for slot, each in zip(deployment.plan.slots, files, strict=True))
+    return replace(deployment, plan=replace(deployment.plan, slots=slots))
+
+
+def test_other_files_below_the_same_path_restart_a_slot() -> None:
+    first, second = ModelFiles("/models/v1", "d1"), ModelFiles("/models/v2", "d2")
+    changes = compare(with_files(made(), first, second), with_files(made(), second, second))
+    assert changes.slots == (
+        SlotChange(0, Step.RESTART, ("model files /models/v1 become /models/v2",)),
+        SlotChange(1, Step.NOTHING),
+    )
+    assert compare(with_files(made(), None, None), with_files(made(), second, second)).steps == ()
 
 
 def test_secrets_are_not_shown() -> None:

@@ -23,7 +23,7 @@ from support.slots import LIMITS, QUICK, SLOW, Setup, seen
 
 from launcher.base.address import Address, UnixAddress
 from launcher.base.cpuset import CpuSet
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Config, Engine, Model, Strategy
 from launcher.instances.instance import Instance
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
@@ -46,6 +46,7 @@ from launcher.instances.supervisor import Supervisor
 from launcher.machine.named import find_topology
 from launcher.machine.oom import KernelReport, OomWatch
 from launcher.machine.placement import MisplacedThread, ProcessFacts
+from launcher.models.identity import ModelFiles
 from launcher.plan.plan import LedgerRow, Plan
 from launcher.plan.planner import make_plan
 from launcher.telemetry.engine_metrics import EngineMetrics
@@ -788,6 +789,65 @@ async def test_the_daemons_own_shortage_is_no_crash_of_an_instance(
     assert len(said) == 2, "the cause, and when it is tried again"
     setup.spawner.refusal = None
     await setup.reach(State.READY)
+
+
+@dataclass
+class Share:
+    """A network mount with a model: its files, or why they cannot be read."""
+
+    now: ModelFiles | LauncherError
+    looks: int = 0
+
+    async def __call__(self, _path: str) -> ModelFiles:
+        self.looks += 1
+        if isinstance(self.now, LauncherError):
+            raise self.now
+        return self.now
+
+
+V1, V2 = ModelFiles("/models/v1", "d1"), ModelFiles("/models/v2", "d2")
+
+
+async def test_a_model_that_is_away_for_a_while_is_looked_at_again(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.instances.lifecycle.SHORTAGE_DELAY_S", 0.001)
+    share = Share(V1)
+    setup = await play(
+        Setup(slot=replace(a_slot(), files=V1), limits=replace(LIMITS, crash_limit=2), identify=share)
+    )
+    await setup.post(StartRequested())
+    await setup.reach(State.READY, 1)
+    share.now = PassingError("cannot read model '/m': no such directory", "mount it")
+    setup.spawner.started[0].end(code=1)
+    await setup.until(lambda: share.looks > 8)
+    cause = setup.controller.slot_state.last_cause
+    assert cause is not None
+    assert cause.message == "cannot read model '/m': no such directory"
+    assert len(setup.spawner.started) == 1, "no engine starts without it"
+    share.now = V1
+    await setup.reach(State.READY)
+    assert len(setup.controller.slot_state.crashes) == 1, "only the exit itself"
+
+
+async def test_an_instance_is_what_its_path_named_when_it_started(play: Play) -> None:
+    share = Share(V1)
+    setup = await play(Setup(slot=replace(a_slot(), files=V1), identify=share))
+    await setup.post(StartRequested())
+    await setup.reach(State.READY, 1)
+    share.now = V2
+    assert setup.controller.started_from.files == V1
+    setup.spawner.started[0].end(code=1)
+    await setup.reach(State.READY, 2)
+    assert setup.controller.started_from.files == V2
+    assert setup.controller.slot.files == V1, "as it was planned"
+
+
+async def test_a_model_that_was_never_here_is_the_engines_affair(play: Play) -> None:
+    share = Share(PassingError("cannot read model '/m': no such directory", "mount it"))
+    setup = await play(Setup(identify=share))
+    await setup.post(StartRequested())
+    await setup.reach(State.READY, 1)
 
 
 async def test_a_stop_during_the_daemons_own_shortage(play: Play) -> None:

@@ -16,6 +16,7 @@ from launcher.instances.state_file import Record, digest
 from launcher.instances.systemd_bus import UnitFacts, unit_path
 from launcher.instances.systemd_units import diagnosis_lines, exit_of, fitting
 from launcher.instances.unit import mark
+from launcher.models.identity import ModelFiles
 
 
 def launch(generation: int) -> Launch:
@@ -90,6 +91,20 @@ def test_another_plan_is_not_adopted() -> None:
         return replace(launch(generation), argv=("serve", "--more"))
 
     assert fitting(1, RECORD, FACTS, {1: other}) == "the plan would start it differently now"
+
+
+def test_other_files_of_the_model_are_not_adopted() -> None:
+    """The path is the same: a link has moved, or the files were replaced."""
+    files = ModelFiles("/models/v2", "d2")
+    slots = {1: lambda generation: replace(launch(generation), files=files)}
+    record = msgspec.structs.replace(RECORD, model="d1 /models/v1")
+    assert fitting(1, record, FACTS, slots) == "its model's files are others now: /models/v2 (d2)"
+    same = fitting(1, msgspec.structs.replace(RECORD, model=files.to_text()), FACTS, slots)
+    assert isinstance(same, Launch)
+    assert same.files == files
+    unknown = fitting(1, RECORD, FACTS, slots)
+    assert isinstance(unknown, Launch), "a record of a release before"
+    assert unknown.files is None
 
 
 def test_object_paths_are_escaped_as_systemd_does() -> None:

@@ -236,6 +236,65 @@ def test_a_file_that_changes_during_a_reload_is_applied_after_it(start: Start) -
     assert told in daemon.cli("status").stdout
 
 
+def versions(folder: Path) -> Path:
+    """Two versions of a model, and a link to the first."""
+    for name in ("v1", "v2"):
+        (folder / name).mkdir()
+        (folder / name / "config.json").write_text(json.dumps({"version": name}))
+    (folder / "current").symlink_to("v1")
+    return folder / "current"
+
+
+def move(link: Path, to: str) -> None:
+    new = link.with_name("new")
+    new.symlink_to(to)
+    new.replace(link)
+
+
+def test_a_link_that_moves_is_another_model(start: Start, tmp_path: Path) -> None:
+    current = versions(tmp_path)
+    daemon = start(more=BRISK, environ={"NUMA_LAUNCHER_MODELS__0__PATH": str(current)})
+    daemon.wait_ready(2)
+    assert [slot["outdated"] for slot in daemon.status()["slots"]] == [None, None]
+    move(current, "v2")
+    os.kill(daemon.slot(0)["pid"], signal.SIGKILL)
+    eventually(lambda: daemon.slot(0)["generation"] == 2, what="slot 0 again, from v2")
+    daemon.wait_ready(2)
+    told = eventually(lambda: daemon.slot(1)["outdated"], what="slot 1 runs v1")
+    assert str(tmp_path / "v2") in told
+    assert daemon.slot(0)["outdated"] is None
+    assert f"slot 1: {told}" in daemon.cli("status").stdout
+    done = daemon.cli("reload")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"model files {tmp_path / 'v1'} become {tmp_path / 'v2'}" in done.stdout
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [2, 2], "slot 0 runs v2 already"
+    eventually(lambda: daemon.slot(1)["outdated"] is None, what="all run v2")
+
+
+def test_a_model_that_comes_late_is_waited_for(start: Start, tmp_path: Path) -> None:
+    """As below a network mount that is not there at boot, and away for a while later."""
+    model, elsewhere = tmp_path / "mount", tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "config.json").write_text("{}")
+    more = {
+        "NUMA_LAUNCHER_MODELS__0__PATH": str(model),
+        "NUMA_LAUNCHER_ENGINE__ARGS": '["--metrics", "{model}/config.json"]',
+    }
+    daemon = start(more=BRISK, environ=more)
+    eventually(lambda: "waiting for it" in daemon.log.read_text(), what="the model named as missing")
+    elsewhere.rename(model)
+    daemon.wait_ready(2)
+    model.rename(elsewhere)
+    os.kill(daemon.slot(0)["pid"], signal.SIGKILL)
+    eventually(
+        lambda: (daemon.slot(0)["last_cause"] or {}).get("name") == "cannot-start", what="a start without it"
+    )
+    time.sleep(1.0)
+    assert daemon.slot(0)["state"] == "backoff"
+    elsewhere.rename(model)
+    daemon.wait_ready(2)
+
+
 def test_sighup_reloads_and_scale_removes_and_adds_a_slot(start: Start) -> None:
     daemon = start(more=BRISK)
     daemon.wait_ready(2)

@@ -60,7 +60,7 @@ class FakeEngine:
         if self.refusal is not None:
             raise self.refusal
         address = UnixAddress(f"/run/slot{slot.id}-{generation}.sock")
-        return Launch(argv=("engine",), env={}, secrets=frozenset(), address=address)
+        return Launch(argv=("engine",), env={}, secrets=frozenset(), address=address, files=slot.files)
 
 
 @dataclass

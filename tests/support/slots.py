@@ -21,6 +21,7 @@ from support.fakes import (
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Supervision
 from launcher.instances.lifecycle import Limits
+from launcher.instances.model_files_reader import Identify
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import Event, ProbeSettings, State, WentIdle
@@ -62,6 +63,7 @@ class Setup:
     idle_at_once: bool = True
     slot: Slot = field(default_factory=a_slot)
     frozen_s: float = 0.0
+    identify: Identify | None = None
     controller: SlotController = field(init=False)
 
     def build(self) -> SlotController:
@@ -71,7 +73,7 @@ class Setup:
             skipped=lambda: self.frozen_s,
             observe=self.observe, misplaced=lambda _pids, _cpus: tuple(self.misplaced),
             watch_memory=lambda _pid: OomWatch(0, self.root), traffic=self.traffic,
-            caches=self.caches,
+            caches=self.caches, identify=self.identify,
         )  # fmt: skip
         return self.controller
 
