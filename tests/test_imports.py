@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "daemon.deployment": {
         "accounts.report_values", "base", "config", "engines", "machine", "measure.tune.remembered", "models", "plan",
+        "instances.choose_spawner", "instances.state_file",
     },
     # The command line gives `tune` its plans: `measure` knows neither planner nor daemon.
     "measure": {

@@ -15,7 +15,7 @@ _shtab_numa_launcher_fleet_subparsers=(up status down ingress forget plan verify
 _shtab_numa_launcher_subparsers=(serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench tune cost key audit fleet bundle doctor quickstart)
 
 _shtab_numa_launcher_serve_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache)
-_shtab_numa_launcher_plan_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache --root --snapshot --machine --json --shell --picture --compare --svg --color)
+_shtab_numa_launcher_plan_option_strings=(-h --help -c --config --set --model --strategy --instances-per-socket --reserve-cores --kv-cache --root --snapshot --machine --json --shell --picture --ask-engine --compare --svg --color)
 _shtab_numa_launcher_topology_option_strings=(-h --help --root --snapshot --machine -o --output --json --svg)
 _shtab_numa_launcher_status_option_strings=(-h --help --socket -c --config --json --short --slots --wide --watch)
 _shtab_numa_launcher_top_option_strings=(-h --help --socket -c --config -d --interval)
@@ -268,6 +268,7 @@ _shtab_numa_launcher_plan___help_nargs=0
 _shtab_numa_launcher_plan___json_nargs=0
 _shtab_numa_launcher_plan___shell_nargs=0
 _shtab_numa_launcher_plan___picture_nargs=0
+_shtab_numa_launcher_plan___ask_engine_nargs=0
 _shtab_numa_launcher_plan___compare_nargs=0
 _shtab_numa_launcher_topology__h_nargs=0
 _shtab_numa_launcher_topology___help_nargs=0

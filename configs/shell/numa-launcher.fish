@@ -82,6 +82,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l machine -x -d 
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l shell -d 'print the shell commands that start each instance'
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l picture -d 'draw the machine even when the output is not a terminal'
+complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l ask-engine -d 'ask the installed vLLM what each model needs, and keep its answers (the first takes some 20 seconds)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l compare -d 'compare all strategies side by side'
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l svg -xka "(__fish_complete_path (commandline -ct))" -d 'also write a drawing of the plan to FILE'
 complete -c numa-launcher -n '_shtab_numa_launcher_using plan' -l color -xka "auto always never" -d 'use colours in the drawing (default: auto)'

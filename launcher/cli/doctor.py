@@ -5,7 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from launcher.config.schema import Config
+    from launcher.doctor.facts import AskedModel
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,10 +31,33 @@ def run(args: argparse.Namespace) -> int:
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
     from launcher.doctor.rows import to_json, to_text  # noqa: PLC0415  heavy
 
-    engine = Engine() if args.config is None else load_config(args.config, environ=os.environ).engine
-    report = examine(gather(engine), read_matrix())
+    config = None if args.config is None else load_config(args.config, environ=os.environ)
+    facts = gather(Engine() if config is None else config.engine)
+    if config is not None:
+        facts = replace(facts, models=_asked(config))
+    report = examine(facts, read_matrix())
     redactor = Redactor()
     print(
         json.dumps(redactor.tree(to_json(report)), indent=2) if args.json else redactor.text(to_text(report))
     )
     return 1 if report.failed else 0
+
+
+def _asked(config: Config) -> tuple[AskedModel, ...]:
+    """The models of the configuration, after the engine was asked about them: seconds for each that is new to it."""
+    from launcher.base.errors import LauncherError  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import asked_profiles  # noqa: PLC0415  heavy
+    from launcher.doctor.facts import AskedModel  # noqa: PLC0415  heavy
+
+    try:
+        profiles = asked_profiles(config)
+    except LauncherError as error:
+        return (AskedModel(name="", silent=error.message),)
+    found = []
+    for name, profile in profiles.items():
+        wrong, silent = profile.engine_refusal or profile.cpu_gap, profile.engine_trouble
+        if (request := profile.engine_request) is not None:
+            found.append(AskedModel(name, profile.weights_bytes, request.request_bytes, request.tokens))
+        elif wrong or silent:
+            found.append(AskedModel(name, wrong=wrong, silent=silent))
+    return tuple(found)

@@ -37,6 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument(
         "--picture", action="store_true", help="draw the machine even when the output is not a terminal"
     )
+    parser.add_argument(
+        "--ask-engine", action="store_true",
+        help="ask the installed vLLM what each model needs, and keep its answers (the first takes some 20 seconds)",
+    )  # fmt: skip
     parser.add_argument("--compare", action="store_true", help="compare all strategies side by side")
     parser.add_argument("--svg", type=Path, metavar="FILE", help="also write a drawing of the plan to FILE")
     parser.add_argument(
@@ -53,9 +57,10 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     if args.compare:
         return _compare(args, config, other, cpus_only=cpus_only)
-    from launcher.daemon.deployment import build_deployment  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import ASKED, NOT_ASKING, build_deployment  # noqa: PLC0415  heavy
 
-    deployment = build_deployment(config, machine=other, cpus_only=cpus_only)
+    asking = ASKED if args.ask_engine else NOT_ASKING
+    deployment = build_deployment(config, machine=other, cpus_only=cpus_only, asking=asking)
     if other is None:
         from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
 

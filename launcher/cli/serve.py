@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
 
     from launcher.base import log_lines, processes  # noqa: PLC0415  heavy
     from launcher.daemon import process  # noqa: PLC0415  heavy
-    from launcher.daemon.deployment import build_deployment, require_models  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import asking_at_start, build_deployment, require_models  # noqa: PLC0415  heavy
     from launcher.daemon.main import serve  # noqa: PLC0415  heavy
     from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             hangup.clear()
             now = options.config_of(args)
             require_models(now)
-            return with_measured_layout(build_deployment(now))
+            return with_measured_layout(build_deployment(now, asking=asking_at_start(now)))
 
         def tell(text: str) -> None:
             logging.getLogger(__name__).warning("%s", text)

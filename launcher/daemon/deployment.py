@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -27,8 +29,9 @@ from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
 from launcher.machine.topology import Topology
 from launcher.measure.tune.remembered import MeasuredLayout
+from launcher.models.answer import with_answer
 from launcher.models.identity import ModelFiles, model_files
-from launcher.models.profile import ModelProfile
+from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import Facts, Plan, Slot
 from launcher.plan.plan_text import plan_json
 from launcher.plan.planner import make_plan
@@ -37,6 +40,9 @@ from launcher.plan.serving import dtype_of
 
 if TYPE_CHECKING:
     from launcher.plan.comparison import Column
+
+
+log = logging.getLogger("launcher.daemon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,17 +117,119 @@ class Host:
     """Of the models by name, as far as they are known here."""
 
 
-def read_host(config: Config, *, machine: Topology | None = None, cpus_only: bool = False) -> Host:
-    """This host, or another `machine`; of the latter nothing is probed. Raises LauncherError."""
-    profiles = {} if cpus_only else read_profiles(config)
-    if machine is not None:
-        return Host(machine, Stack(command=config.engine.command), profiles, here=False, cpus_only=cpus_only)
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Whether the engine is asked what models need. Answers that are kept are used without asking."""
+
+    limit_s: float = 0.0
+    """Seconds for all questions together; 0: none is asked."""
+    again: bool = False
+    """Also questions that the engine did not answer before."""
+
+
+NOT_ASKING: Final = Asking()
+ASKED: Final = Asking(300.0, again=True)
+"""Somebody waits for it: importing vLLM takes 5 to 40 s for each model, by the disk and the load."""
+_AT_START: Final = Asking(30.0)
+
+
+def asking_at_start(config: Config) -> Asking:
+    """A daemon asks once for each model, before its first start. Instances of an earlier daemon are not kept waiting."""
+    from launcher.instances.state_file import StateFile  # noqa: PLC0415  heavy
+
+    adopts = StateFile(run_dir(config).with_suffix(".state") / "instances.json").records
+    return NOT_ASKING if adopts else _AT_START
+
+
+def asked_profiles(config: Config) -> dict[str, ModelProfile]:
+    """The profiles of the models, by name, after their engine on this host was asked; empty where it cannot be.
+
+    Blocking, for up to the limit of ASKED. Raises LauncherError for a model whose files cannot be read."""
     from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
-    topology = sysfs.read(slice_name=instances_slice(config))
+    try:
+        stack = probe_stack(config.engine)
+    except LauncherError:  # doctor says so in another row
+        return {}
+    return with_answers(config, read_profiles(config), stack, sysfs.read().cpu.flags, ASKED)
+
+
+def read_host(
+    config: Config, *, machine: Topology | None = None, cpus_only: bool = False, asking: Asking = NOT_ASKING
+) -> Host:
+    """This host, or another `machine`. Raises LauncherError.
+
+    Of another machine nothing is probed, and its stack is not known; the engine of this host answers for its processor,
+    where it is installed."""
+    profiles = {} if cpus_only else read_profiles(config)
+    if machine is not None:
+        stack = Stack(command=config.engine.command)
+        profiles = with_answers(config, profiles, _stack_here(config, asking), machine.cpu.flags, asking)
+        return Host(machine, stack, profiles, here=False, cpus_only=cpus_only)
+    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
+    from launcher.machine import sysfs  # noqa: PLC0415  heavy
+
+    topology, stack = sysfs.read(slice_name=instances_slice(config)), probe_stack(config.engine)
+    profiles = with_answers(config, profiles, stack, topology.cpu.flags, asking)
     files = {} if cpus_only else read_files(config)
-    return Host(topology, probe_stack(config.engine), profiles, here=True, cpus_only=cpus_only, files=files)
+    return Host(topology, stack, profiles, here=True, cpus_only=cpus_only, files=files)
+
+
+def _stack_here(config: Config, asking: Asking) -> Stack:
+    """The software of this host, for a plan of another machine. Raises LauncherError where it is to be asked and is not
+    here."""
+    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
+    from launcher.engines.vllm_needs import answers_folder  # noqa: PLC0415  heavy
+
+    unknown = Stack(command=config.engine.command)
+    if config.engine.runtime is not Runtime.HOST:
+        return unknown
+    try:
+        return probe_stack(config.engine) if asking.limit_s or answers_folder().is_dir() else unknown
+    except LauncherError:
+        if asking.limit_s:
+            raise
+        return unknown
+
+
+def with_answers(
+    config: Config, profiles: dict[str, ModelProfile], stack: Stack, flags: frozenset[str], asking: Asking
+) -> dict[str, ModelProfile]:
+    """The profiles with the engine's own figures: answers that are kept, and new ones if `asking`.
+
+    Blocking. Raises LauncherError for a model whose files cannot be read."""
+    if not any(profile is not UNKNOWN for profile in profiles.values()) or stack.vllm is None:
+        return profiles
+    from launcher.engines.vllm_needs import Answers, answers_folder, ask, question_of  # noqa: PLC0415  heavy
+
+    try:
+        answers = Answers(answers_folder())
+    except LauncherError:  # a user without a home folder
+        return profiles
+    ends = time.monotonic() + asking.limit_s
+    found = dict(profiles)
+    for model in config.models:
+        if (question := question_of(model, config, stack, flags)) is None:
+            continue
+        answer = answers.get(question)
+        left_s = ends - time.monotonic()
+        if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
+            log.info("asking %s what model %s needs", question.engine, model.name)
+            answer = ask(question, limit_s=left_s, become=_instances_user(config))
+            answers.keep(question, answer)
+        if answer is not None:
+            found[model.name] = with_answer(found[model.name], answer, question.engine)
+    return found
+
+
+def _instances_user(config: Config) -> tuple[str, ...]:
+    """A command that runs another as the instances' user; empty where this process is not root's, or there is none."""
+    if os.geteuid() != 0:
+        return ()
+    from launcher.instances.choose_spawner import instances_user  # noqa: PLC0415  heavy
+
+    return instances_user(config)
 
 
 def instances_slice(config: Config) -> str | None:
@@ -150,10 +258,10 @@ def deploy(config: Config, host: Host) -> Deployment:
 
 
 def build_deployment(
-    config: Config, *, machine: Topology | None = None, cpus_only: bool = False
+    config: Config, *, machine: Topology | None = None, cpus_only: bool = False, asking: Asking = NOT_ASKING
 ) -> Deployment:
     """`read_host`, then `deploy`. Raises LauncherError."""
-    return deploy(config, read_host(config, machine=machine, cpus_only=cpus_only))
+    return deploy(config, read_host(config, machine=machine, cpus_only=cpus_only, asking=asking))
 
 
 def _binding_elsewhere(engine: EngineConfig) -> Binding:
@@ -184,7 +292,9 @@ def compare_strategies(
     from launcher.plan.comparison import compare  # noqa: PLC0415  heavy
 
     topology = sysfs.read(slice_name=instances_slice(config)) if machine is None else machine
-    return compare(topology, config, {} if cpus_only else read_profiles(config), cpus_only=cpus_only)
+    profiles = {} if cpus_only else read_profiles(config)
+    profiles = with_answers(config, profiles, _stack_here(config, NOT_ASKING), topology.cpu.flags, NOT_ASKING)
+    return compare(topology, config, profiles, cpus_only=cpus_only)
 
 
 def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:

@@ -461,7 +461,29 @@ def layout(facts: Facts, _: Matrix) -> Iterator[Row]:
         yield ok("layout", f"measured on {facts.measured}")
 
 
-SOFTWARE_RULES: Final = (tcmalloc, openmp, engine, zentorch, compiler, jobs, launcher_build, layout)
+def models(facts: Facts, _: Matrix) -> Iterator[Row]:
+    """What the engine itself says of each model of the configuration, before its first start."""
+    for its in facts.models:
+        named = f"{its.name}: " if its.name else ""
+        if its.wrong:
+            yield warn(
+                "model", f"{named}the engine will not start it: {its.wrong}",
+                "use another model or vLLM, or correct its files or engine.args",
+            )  # fmt: skip
+        elif its.silent:
+            yield warn(
+                "model", f"{named}the engine did not say what it needs: {its.silent}",
+                "run numa-launcher plan --ask-engine; memory.kv_cache and max_model_len go before all figures",
+            )  # fmt: skip
+        else:
+            yield ok(
+                "model",
+                f"{named}the engine builds it: weights {format_size(its.weights_bytes or 0)}, one request of {its.tokens} "
+                f"tokens {format_size(its.request_bytes or 0)} of KV cache",
+            )
+
+
+SOFTWARE_RULES: Final = (tcmalloc, openmp, engine, zentorch, compiler, jobs, launcher_build, layout, models)
 
 
 # --- Compares the facts with what vLLM needs on a many-core machine: one rule per row. ---

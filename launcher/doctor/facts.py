@@ -62,6 +62,21 @@ class Software:
 
 
 @dataclass(frozen=True, slots=True)
+class AskedModel:
+    """One model of the configuration, as the engine knows it."""
+
+    name: str
+    weights_bytes: int | None = None
+    request_bytes: int | None = None
+    """KV cache of one request of `tokens`; None where the engine did not say."""
+    tokens: int | None = None
+    wrong: str | None = None
+    """The reason why the engine does not take it, or cannot build it here."""
+    silent: str | None = None
+    """The reason why the engine gave no answer."""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     host: HostFacts
     topology: Topology
@@ -75,3 +90,5 @@ class Facts:
     """Which code of numa-launcher itself runs."""
     measured: str | None = None
     """Date and layout of the latest verdict of `tune`; None where the state folder has none."""
+    models: tuple[AskedModel, ...] = ()
+    """Those that the engine was asked about."""

@@ -117,6 +117,15 @@ def as_instances_user(spawner: Spawner, config: Config) -> tuple[str, ...]:
     return as_user(frame_of(config)) if isinstance(spawner, SystemdSpawner) else ()
 
 
+def instances_user(config: Config, root: Path = Path("/")) -> tuple[str, ...]:
+    """A command that runs the one after it as the instances' user, for a verb of root's without a spawner; empty where
+    systemd does not run this host, or there is no such user."""
+    frame = frame_of(config)
+    if frame.user is None or not (root / BOOTED).is_dir() or _group(frame.user) is None:
+        return ()
+    return as_user(frame)
+
+
 def frame_of(config: Config) -> Frame:
     systemd = config.systemd
     return Frame(

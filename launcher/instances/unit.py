@@ -179,7 +179,7 @@ def as_user(frame: Frame) -> tuple[str, ...]:
     sandbox = (f"--property={name}={_TEXT.get(value, value)}" for name, _, value in SANDBOX)
     return (
         *("systemd-run", "--quiet", "--wait", "--pipe", "--collect", "--service-type=exec", f"--slice={frame.slice}"),
-        *(f"--description={frame.prefix}: compile caches", "--property=UMask=0007", "--property=RuntimeMaxSec=10min"),
+        *(f"--description={frame.prefix}: instances' rights", "--property=UMask=0007", "--property=RuntimeMaxSec=10min"),
         *(() if frame.user is None else (*user, *sandbox)),
         "--",
     )  # fmt: skip

@@ -42,6 +42,18 @@ _DAMAGED: Final = (LookupError, TypeError, AttributeError, ArithmeticError, Recu
 
 
 @dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """One request of full length, as the engine itself counts it, and the settings under which it holds."""
+
+    tokens: int
+    request_bytes: int
+    """On one rank."""
+    step_tokens: int
+    element_bytes: int
+    """Of one element of K and V."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """The facts about a model that the memory ledger needs. None: unknown, its files are not here."""
 
@@ -91,9 +103,15 @@ class ModelProfile:
     assumed: tuple[str, ...] = ()
     """Keys that neither the file, its class nor the weights give: the plan took the usual value."""
     sources: tuple[str, ...] = ()
-    """Origins of the figures: config, defaults (of the class), headers (of the weights), assumed."""
+    """Origins of the figures: engine (asked once), config, defaults (of the class), headers (of the weights), assumed."""
     cpu_gap: str | None = None
     """The part that vLLM's CPU backend cannot build."""
+    engine_request: EngineRequest | None = None
+    """The engine's own figure for one request; None where it was not asked."""
+    engine_refusal: str | None = None
+    """The reason why the engine does not take the model or its arguments."""
+    engine_trouble: str | None = None
+    """The reason why the engine was asked and did not answer."""
 
     @property
     def known(self) -> bool:

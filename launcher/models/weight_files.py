@@ -132,18 +132,24 @@ def _tensor(name: str, shape: list[int], dtype: str, size: int) -> Tensor:
     return Tensor(name, prod(shape), size, len(shape), dtype in _FLOATS, rows)
 
 
-def _header(file: Path) -> tuple[dict[str, Any], int]:
+def header_bytes(file: Path) -> bytes:
+    """The header of a safetensors file as it is. Raises OSError; ValueError for another format."""
     with open_model_file(file) as stream:
         length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
         if not 0 < length <= _MAX_HEADER_BYTES:
             raise ValueError(f"{file.name} is not a safetensors file")
-        try:
-            header = json.loads(stream.read(length))
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{file.name} has a broken header ({error})") from error
+        return stream.read(length)
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    raw = header_bytes(file)
+    try:
+        header = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{file.name} has a broken header ({error})") from error
     if not isinstance(header, dict):
         raise ValueError(f"{file.name} is not a safetensors file")  # noqa: TRY004 - bad data, not a bad argument
-    return header, _LENGTH_BYTES + length
+    return header, _LENGTH_BYTES + len(raw)
 
 
 # --- Sizes of the tensors in *.bin files, without unpickling: torch.save writes a zip archive with one stored entry

@@ -115,8 +115,8 @@ def demand_of(
     serving = slot.effective
     pool = pool_for(profile, serving, ranks)
     step = GIB if facts.kv_whole_gib else KV_STEP_BYTES
-    need = pool.bytes_for(1, serving.planned_len)
-    cap = _up(pool.bytes_for(serving.max_num_seqs, serving.planned_len), step)
+    need = request_bytes(profile, serving, ranks, pool) + pool.block_bytes
+    cap = _up(max(need, pool.bytes_for(serving.max_num_seqs, serving.planned_len)), step)
     given = serving.kv_bytes
     weights = profile.weights_bytes_per_rank(ranks)
     peak = math.ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
@@ -156,6 +156,16 @@ def pool_for(profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> Poo
     )  # fmt: skip
     block = pool.block_bytes * serving.kv_element_bytes // profile.kv_element_bytes
     return Pool(block, pool.groups, pool.step_tokens)
+
+
+def request_bytes(profile: ModelProfile, serving: EffectiveConfig, ranks: int, pool: Pool) -> int:
+    """KV cache that one request of `planned_len` holds at most, on one rank: as the engine said where it was asked
+    with these settings, else by kv_pool.py's rules."""
+    said = profile.engine_request
+    asked = (serving.planned_len, serving.step_tokens, serving.kv_element_bytes)
+    if said is not None and ranks == 1 and (said.tokens, said.step_tokens, said.element_bytes) == asked:
+        return said.request_bytes
+    return pool.blocks(serving.planned_len) * pool.block_bytes
 
 
 def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> tuple[int, str]:

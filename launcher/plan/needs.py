@@ -8,7 +8,7 @@ from typing import Any, Final
 from launcher.base.text import format_size
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.plan.memory import pool_for
+from launcher.plan.memory import pool_for, request_bytes
 from launcher.plan.plan import EffectiveConfig, ModelNeeds
 
 LATENT: Final = "latent"
@@ -36,7 +36,7 @@ def _needs(model: EffectiveConfig, profile: ModelProfile) -> ModelNeeds:
         max_model_len=model.planned_len,
         kv_bytes_per_token=per_token * model.kv_element_bytes // profile.kv_element_bytes,
         state_bytes=sum(its.count * its.state_bytes for its in layers),
-        request_bytes=pool.blocks(model.planned_len) * pool.block_bytes * ranks,
+        request_bytes=request_bytes(profile, model, ranks, pool) * ranks,
         weights_bytes=profile.weights_bytes or 0,
         layers=layers,
         sources=profile.sources,

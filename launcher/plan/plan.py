@@ -178,7 +178,7 @@ class ModelNeeds:
     weights_bytes: int
     layers: tuple[KvLayers, ...]
     sources: tuple[str, ...]
-    """config, defaults, headers, assumed."""
+    """engine, config, defaults, headers, assumed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,24 @@ def cpu_backend(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def engine_said(subject: Subject) -> Iterator[Finding]:
+    """The engine was asked, and does not take the model, or did not answer. It may be wrong about a start: no refusal."""
+    for model, profile in subject.models():
+        if profile.engine_refusal:
+            yield warning(
+                "engine-refuses",
+                f"the engine does not take {model.name!r}: {profile.engine_refusal}",
+                "expect the start to end with this; correct the model's files or engine.args",
+            )
+        if profile.engine_trouble:
+            yield warning(
+                "engine-silent",
+                f"the engine was asked about {model.name!r} without success, so the plan takes the figures of its files: "
+                f"{profile.engine_trouble}",
+                "ask again with numa-launcher plan --ask-engine; memory.kv_cache and max_model_len go before all figures",
+            )
+
+
 def float16_on_zen(subject: Subject) -> Iterator[Finding]:
     """ZenTorch computes bfloat16 and float32 only (vllm/platforms/zen_cpu.py)."""
     for model, _ in subject.models():
@@ -269,6 +287,7 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
 MODEL_RULES: Final[tuple[Rule, ...]] = (
     block_size, latent_attention, head_size, float16_on_zen, tensor_parallel, context_length, quantization,
     kv_cache_type, kv_whole_gib, sliding_window, unknown_state, assumed_sizes, stale_defaults, cpu_backend,
+    engine_said,
 )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.asked_engine import ANSWER, answering_vllm
+from support.model_folders import model
 from support.synthetic import Machine
 
 from launcher.cli import main
@@ -147,3 +149,26 @@ def test_topology_imports_no_numpy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, timeout=240)
     assert done.returncode == 0
+
+
+def test_the_engine_is_asked_on_demand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    config = tmp_path / "config.toml"
+    config.write_text(
+        f'models = [{{name = "m", path = "{model(tmp_path / "model")}", max_num_seqs = 1}}]\n'
+        f'[engine]\ncommand = ["{answering_vllm(tmp_path, ANSWER)}"]\ntcmalloc = "off"\n'
+    )
+    words = ["plan", "--machine", "epyc-9755-1p", "-c", str(config)]
+    for more, sources in (([], ["config", "assumed"]), (["--ask-engine"], ["engine"]), ([], ["engine"])):
+        assert main([*words, *more, "--json"]) == 0
+        (its,) = json.loads(said(capsys))["models"]
+        assert its["sources"] == sources
+    assert (tmp_path / "asked").read_text() == "."
+    assert main(words) == 0
+    assert "weights 4 GiB, by engine\n" in said(capsys)
+    # On this machine, in the rows of doctor; another question, as its processor is another.
+    main(["doctor", "-c", str(config), "--json"])
+    rows = [row["fact"] for row in json.loads(said(capsys))["rows"] if row["check"] == "model"]
+    assert rows == ["m: the engine builds it: weights 4 GiB, one request of 4096 tokens 118 MiB of KV cache"]

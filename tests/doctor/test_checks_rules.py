@@ -11,7 +11,7 @@ import pytest
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
 from launcher.doctor.checks import examine
-from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
+from launcher.doctor.facts import AskedModel, Compiler, Facts, Kernel, Software, Trouble
 from launcher.doctor.gather import read_matrix
 from launcher.doctor.rows import Report, Tier, Verdict
 from launcher.engines.numactl import Binding, MemPolicy
@@ -168,3 +168,23 @@ def test_advice_for_several_nodes_per_socket() -> None:
 def test_a_command_of_ones_own_has_no_zentorch_nor_openmp_row() -> None:
     checks = {row.check for row in look(**software(is_vllm=False, openmp=())).rows}
     assert not checks & {"zentorch", "openmp", "versions", "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("model", "verdict", "said"),
+    [
+        (AskedModel("m", GIB, 2 * GIB, 4096), Verdict.OK, "weights 1 GiB, one request of 4096 tokens 2 GiB"),
+        (AskedModel("m", wrong="no kernel"), Verdict.WARN, "m: the engine will not start it: no kernel"),
+        (AskedModel("m", silent="late"), Verdict.WARN, "m: the engine did not say what it needs: late"),
+        (
+            AskedModel("", silent="cannot read"),
+            Verdict.WARN,
+            "the engine did not say what it needs: cannot read",
+        ),
+    ],
+)
+def test_what_the_engine_says_of_a_model_is_a_row(model: AskedModel, verdict: Verdict, said: str) -> None:
+    (row,) = (its for its in look(models=(model,)).rows if its.check == "model")
+    assert row.verdict is verdict
+    assert said in row.fact
+    assert not look(models=(model,)).failed
