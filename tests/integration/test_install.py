@@ -60,8 +60,9 @@ def make_wheel(folder: Path, version: str, *, files: int = 0, mib: int = 0, need
 class Host:
     """A folder used as /, and the installer run on it."""
 
-    def __init__(self, top: Path, wheels: Path) -> None:
-        self.top, self.wheels = top, wheels
+    def __init__(self, top: Path, wheels: Path, python: Path) -> None:
+        """`python`: makes the environments of releases."""
+        self.top, self.wheels, self.python = top, wheels, python
         self.prefix = top / "opt" / "numa-launcher"
         self.command = top / "usr" / "local" / "bin" / "numa-launcher"
         self.daemons: list[subprocess.Popen[str]] = []
@@ -73,7 +74,7 @@ class Host:
     def run(self, *words: str, umask: int = 0o022, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             words, capture_output=True, text=True, check=False, timeout=INSTALL_S, umask=umask, cwd=cwd,
-            stdin=subprocess.DEVNULL, env=environment(),
+            stdin=subprocess.DEVNULL, env=environment(self.python),
         )  # fmt: skip
 
     def install(
@@ -112,16 +113,40 @@ class Host:
         return daemon.communicate(timeout=INSTALL_S)[0].strip()
 
 
-def environment() -> dict[str, str]:
+PYTHON = Path(sys.executable).resolve()
+# `python -m venv --clear FOLDER` as a copy: ensurepip unpacks the same pip each time, for seconds.
+COPYING = """#!/usr/bin/env bash
+set -e
+[[ "$*" == "-m venv --clear "* ]] || exec {python} "$@"
+rm -rf "$4"
+mkdir -p "$(dirname "$4")"
+cp -a {venv} "$4"
+sed -i "s|{venv}|$4|g" "$4"/pyvenv.cfg "$4"/bin/pip* "$4"/bin/[aA]ctivate*
+"""
+
+
+def environment(python: Path = PYTHON) -> dict[str, str]:
     """The environment, with a Python that can create virtual environments."""
-    return os.environ | {"PYTHON": str(Path(sys.executable).resolve()), "PIP_NO_COMPILE": "1"}
+    return os.environ | {"PYTHON": str(python), "PIP_NO_COMPILE": "1"}
+
+
+@pytest.fixture(scope="module")
+def copying(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Python that makes new environments by copying one. test_any_umask_and_any_working_folder has the real one."""
+    folder = tmp_path_factory.mktemp("python")
+    venv = folder / "venv"
+    subprocess.run([PYTHON, "-m", "venv", venv], check=True, timeout=INSTALL_S)
+    python = folder / "python"
+    python.write_text(COPYING.format(python=PYTHON, venv=venv))
+    python.chmod(0o755)
+    return python
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Host]:
+def host(tmp_path: Path, copying: Path) -> Iterator[Host]:
     (tmp_path / "top").mkdir()
     (tmp_path / "wheels").mkdir()
-    made = Host(tmp_path / "top", tmp_path / "wheels")
+    made = Host(tmp_path / "top", tmp_path / "wheels", copying)
     yield made
     for daemon in made.daemons:
         daemon.kill()
@@ -227,7 +252,7 @@ def test_failed_and_killed_upgrades_change_nothing(host: Host) -> None:
     log = host.prefix / "install.log"
     with subprocess.Popen(
         words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
-        env=environment(),
+        env=environment(host.python),
     ) as killed:  # fmt: skip
         deadline = time.monotonic() + INSTALL_S
         while "numa_launcher-3.0" not in log.read_text():  # pip has begun

@@ -69,16 +69,16 @@ def test_quarantine_keeps_an_unhealthy_instance_for_inspection(start: Start) -> 
 def test_a_drain_deadline_ends_remaining_requests(start: Start) -> None:
     daemon = start("--token-s", "0.2", more=BRISK)
     daemon.wait_ready(2)
-    with Load(daemon.url, "fake", workers=4, max_tokens=100) as load:
+    with Load(daemon.url, "fake", workers=4, max_tokens=60) as load:
         eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
-        done = daemon.cli("drain", "0", "--deadline", "1")
+        done = daemon.cli("drain", "0", "--deadline", "0.5")
         assert done.returncode == 0, done.stderr
         slot = daemon.slot(0)
         assert (slot["state"], slot["in_flight"], slot["deadline"]) == ("draining", 0, None)
         assert slot["pid"] is not None
     sums = daemon.status()["requests"]
     ended = sums["retried"] + sums["continued"] + sums["failed"]
-    assert ended > 0, "waited for: they take 20 s"
+    assert ended > 0, "waited for: they take 12 s"
     assert len(load.tally.failures) == load.tally.honest
     assert daemon.cli("resume", "0").returncode == 0
 
