@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -256,12 +257,17 @@ def test_the_package_docstring_names_every_package() -> None:
         assert package in text, f"launcher/__init__.py does not say what '{package}' may import"
 
 
+# Parsing all tests takes seconds.
+STRAY = re.compile(r"^\s*(?:from|import)\s.*(?:test_|conftest)", re.MULTILINE)
+
+
 def test_no_test_imports_from_another() -> None:
     """Builders and fakes that several tests use are in tests/support."""
     tests = ROOT.parent / "tests"
     strays = [
         f"{path.relative_to(tests)}: {name}"
         for path in tests.rglob("*.py")
+        if STRAY.search(path.read_text(encoding="utf-8"))
         for name in imported(path)
         if any(part.startswith("test_") or part == "conftest" for part in name.split(".")[:-1])
         and not name.startswith("aiohttp.")

@@ -49,7 +49,9 @@ class Class:
                 self._set(function.name, known.annotated(function.returns))
             arguments = known.arguments(function)
             for target, value, annotation in assignments(function):
-                if not (isinstance(target, ast.Attribute) and ast.unparse(target.value) == "self"):
+                if not (isinstance(target, ast.Attribute) and isinstance(target.value, ast.Name)):
+                    continue
+                if target.value.id != "self":
                     continue
                 if annotation is not None:
                     self._set(target.attr, known.annotated(annotation))

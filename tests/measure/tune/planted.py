@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -95,36 +96,76 @@ class Physics:
             busy_cores=between(0.3, 12), step_tokens_best=between(1024, 8192), step_tokens_cost=rng.uniform(0.0, 0.03),
         )  # fmt: skip
 
-    def tokens_per_s(self, candidate: Candidate, topology: Topology) -> float:
-        slots = candidate.plan["slots"]
-        cpus = [CpuSet.parse(slot["cpus"]) for slot in slots]
-        threads = [sum(len(CpuSet.parse(rank)) for rank in slot["omp_cpus"].split("|")) for slot in slots]
-        node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
-        touched = [[i for i, l3 in enumerate(topology.l3_domains) if l3.cpus & its] for its in cpus]
-        on_node = [sum(slot["node"] == other["node"] for other in slots) for slot in slots]
-        users = [sum(domain in its for its in touched) for domain in range(len(topology.l3_domains))]
-        total = 0.0
-        for slot, its, count, l3s, neighbours in zip(slots, cpus, threads, touched, on_node, strict=True):
-            remote = sum(node_of[cpu] != slot["node"] for cpu in its) / len(its)
-            cores = sum(core.node == slot["node"] for core in topology.cores)
+    def tokens_per_s(self, candidate: Candidate, geometry: Geometry) -> float:
+        total, instances = 0.0, len(geometry.instances)
+        for its in geometry.instances:
             # vLLM's worker binds its memory to the node of its first cpu: the other nodes' cores read across.
-            bandwidth = min(cores * self.node_bandwidth_per_core / neighbours, count * self.core_bandwidth)
-            bandwidth /= 1 + self.remote_share_cost * remote
-            batch = min(self.requests / len(slots), candidate.layout.max_num_seqs or 64)
-            sharing = np.mean([users[domain] > 1 for domain in l3s]) if l3s else 0.0
+            bandwidth = min(
+                its.node_cores * self.node_bandwidth_per_core / its.neighbours,
+                its.threads * self.core_bandwidth,
+            )
+            bandwidth /= 1 + self.remote_share_cost * its.remote
+            batch = min(self.requests / instances, candidate.layout.max_num_seqs or 64)
             read = (self.weights + batch * self.kv_per_request) / bandwidth
-            compute = batch * self.flops_per_token / (count * self.core_flops)
-            barrier = self.barrier_base * math.log2(count + 1) + self.barrier_per_thread * count
-            barrier += self.barrier_per_l3 * len(l3s)
+            compute = batch * self.flops_per_token / (its.threads * self.core_flops)
+            barrier = self.barrier_base * math.log2(its.threads + 1) + self.barrier_per_thread * its.threads
+            barrier += self.barrier_per_l3 * its.l3_domains
             step = (
                 max(read, compute) + 0.3 * min(read, compute) + self.barriers * barrier + self.step_overhead
             )
-            total += batch / (step * (1 + self.l3_sharing_cost * sharing))
-        reserved = len(CpuSet.parse(candidate.plan["reserved"]))
-        missing = max(0.0, self.busy_cores - reserved) / sum(threads)
+            total += batch / (step * (1 + self.l3_sharing_cost * its.shared_l3))
+        threads = sum(its.threads for its in geometry.instances)
+        missing = max(0.0, self.busy_cores - geometry.reserved) / threads
         step_tokens = candidate.layout.max_num_batched_tokens or 2048
         distance = abs(math.log2(step_tokens / self.step_tokens_best))
         return total * (1 - min(0.5, 2 * missing)) * (1 - self.step_tokens_cost * min(distance, 4))
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Where an instance of a layout is."""
+
+    threads: int
+    remote: float
+    """Share of its CPUs that are not on its node."""
+    node_cores: int
+    """Of its node, whoever has them."""
+    neighbours: int
+    """Instances on its node, itself included."""
+    l3_domains: int
+    shared_l3: float
+    """Share of its L3 domains that others use, too."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    instances: tuple[Placed, ...]
+    reserved: int
+    """CPUs."""
+
+
+@functools.cache
+def geometry_of(machine: str, number: int) -> Geometry:
+    """Of a candidate: the same for every seed."""
+    topology, found = candidates_of(machine)
+    plan = found.entered[number].plan
+    slots = plan["slots"]
+    cpus = [CpuSet.parse(slot["cpus"]) for slot in slots]
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    touched = [[i for i, l3 in enumerate(topology.l3_domains) if l3.cpus & its] for its in cpus]
+    users = Counter(domain for its in touched for domain in its)
+    instances = tuple(
+        Placed(
+            threads=sum(len(CpuSet.parse(rank)) for rank in slot["omp_cpus"].split("|")),
+            remote=sum(node_of[cpu] != slot["node"] for cpu in its) / len(its),
+            node_cores=sum(core.node == slot["node"] for core in topology.cores),
+            neighbours=sum(slot["node"] == other["node"] for other in slots),
+            l3_domains=len(l3s),
+            shared_l3=float(np.mean([users[domain] > 1 for domain in l3s])) if l3s else 0.0,
+        )
+        for slot, its, l3s in zip(slots, cpus, touched, strict=True)
+    )
+    return Geometry(instances, reserved=len(CpuSet.parse(plan["reserved"])))
 
 
 @dataclass(frozen=True)
@@ -158,7 +199,7 @@ class PlantedMachine:
         """`noise`: of one measurement; None: drawn. `flat`: all layouts are equal."""
         self._rng = np.random.default_rng(seed)
         self.machine = machine or MACHINES[int(self._rng.integers(len(MACHINES)))]
-        topology, found = candidates_of(self.machine)
+        _, found = candidates_of(self.machine)
         self.candidates = found.entered
         physics = Physics.drawn(self._rng)
         self.noise = Noise.drawn(self._rng)
@@ -166,7 +207,7 @@ class PlantedMachine:
             self.noise = replace(self.noise, measurement=noise)
         self._truth: dict[int, float] = {}
         self._flat = flat
-        self._true_of = lambda i: physics.tokens_per_s(self.candidates[i], topology)
+        self._true_of = lambda i: physics.tokens_per_s(self.candidates[i], geometry_of(self.machine, i))
         self.layouts = [i for i, each in enumerate(self.candidates) if each.refines is None]
         self.failing = {
             i
