@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The command line gives `tune` its plans: `measure` knows neither planner nor daemon.
     "measure": {
         "base", "config.engine_arguments", "config.schema", "control.client", "machine.hardware", "machine.topology",
-        "telemetry",
+        "proxy.sse.ends", "telemetry",  # first output: the reader of the proxy
     },
     "doctor": {"base", "config", "engines", "machine", "measure.tune.remembered"},
     # Clients of a daemon's control socket. The ingress takes the balancer, and how a request's body is read.

@@ -69,6 +69,8 @@ class Endpoint:
         self.pages: list[str] = []
         self.models: dict[str, Any] = {"data": [{"id": "demo", "max_model_len": 4096}]}
         self.key: str | None = None
+        self.chat: list[bytes] = []
+        """Data of the events of each chat; none: 404."""
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -82,6 +84,11 @@ class Endpoint:
                     self._answer(200, endpoint.pages.pop(0) if len(endpoint.pages) > 1 else endpoint.pages[0])
                 else:
                     self._answer(404, "")
+
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers["Content-Length"]))
+                body = "".join(f"data: {data.decode()}\n\n" for data in endpoint.chat)
+                self._answer(200 if body else 404, body)
 
             def _answer(self, status: int, body: str) -> None:
                 self.send_response(status)

@@ -16,10 +16,12 @@ import msgspec
 
 from launcher.base.errors import LauncherError, reason
 from launcher.measure.bench.load_generator import Target
+from launcher.proxy.sse.ends import StreamEnd, brings_output
 from launcher.telemetry import engine_metrics
 from launcher.telemetry.metrics import METRICS_AGE_S, SLOT_ENDED
 
 TIMEOUT_S: Final = 10.0
+PROBE_S: Final = 120.0  # for eight tokens of an engine that may be cold
 MAX_PAGE_BYTES: Final = 64 << 20
 
 
@@ -62,11 +64,47 @@ def metrics_page(target: Target) -> str | None:
         return None
 
 
-def _read(target: Target, path: str) -> bytes:
-    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    request = urllib.request.Request(f"{target.url}{path}", headers=headers)  # noqa: S310  the operator's own URL
+def opening_events(target: Target, api: str) -> int:
+    """Events of a stream of this API that bring a choice, and come before its first output: one request tells.
+
+    Of a chat, the chunk with the role alone: an API server may write it before its engine has computed anything, and
+    `vllm bench serve` (0.32) takes it for the first token. 0 also where there is no answer: the warm-up says why."""
+    if api != "chat":
+        return 0
+    body = {
+        "model": target.model, "messages": [{"role": "user", "content": "Name a colour."}], "max_completion_tokens": 8,
+        "stream": True,
+    }  # fmt: skip
+    request = _request(target, "/v1/chat/completions", json.dumps(body).encode())
+    request.add_header("Content-Type", "application/json")
+    opening = 0
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=PROBE_S) as response:  # noqa: S310
+            for line in response:
+                data = line.removeprefix(b"data:").strip() if line.startswith(b"data:") else b""
+                if not data.startswith(b"{"):
+                    continue
+                if brings_output(StreamEnd.DONE, data):
+                    return opening
+                opening += _has_role(json.loads(data))
+    except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError, LookupError):
+        return 0
+    return 0
+
+
+def _has_role(chunk: dict[str, Any]) -> bool:
+    """An event with no text and no role is of a token that has none by itself."""
+    return any(choice["delta"].get("role") is not None for choice in chunk.get("choices") or ())
+
+
+def _request(target: Target, path: str, body: bytes | None = None) -> urllib.request.Request:
+    headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
+    return urllib.request.Request(f"{target.url}{path}", body, headers)  # noqa: S310  the operator's own URL
+
+
+def _read(target: Target, path: str) -> bytes:
+    try:
+        with urllib.request.urlopen(_request(target, path), timeout=TIMEOUT_S) as response:  # noqa: S310
             data: bytes = response.read(MAX_PAGE_BYTES)
             return data
     except urllib.error.HTTPError as error:

@@ -56,6 +56,8 @@ class Job:
     folder: Path
     name: str
     """Of the files in `folder`."""
+    opening: int = 0
+    """Events of a stream before its first output that the load generator takes for tokens."""
 
     @property
     def result_file(self) -> Path:
@@ -180,7 +182,8 @@ class VllmDriver:
     def read(self, job: Job) -> Figures:
         try:
             file = json.loads(job.result_file.read_bytes())
-            return figures_of(requests_of(file, job.workload), float(file["duration"]))
+            sent = requests_of(file, job.workload, opening=job.opening)
+            return figures_of(sent, float(file["duration"]))
         except OSError as error:
             raise DriverError(
                 f"cannot read the result of vllm bench serve, '{job.result_file}': {reason(error)}",
@@ -244,8 +247,9 @@ def _user_requests(path: str) -> list[workloads.Prompt]:
     return found
 
 
-def requests_of(file: dict[str, Any], workload: Workload) -> list[Sent]:
-    """The requests of a result file of `--save-result --save-detailed`, each as the load generator took it.
+def requests_of(file: dict[str, Any], workload: Workload, *, opening: int = 0) -> list[Sent]:
+    """The requests of a result file of `--save-result --save-detailed`. `opening`: events of each stream that came before
+    its first output: they are no tokens, and the first of them is no first token.
 
     Raises KeyError, TypeError or ValueError for a file of another form."""
     rows = zip_longest(
@@ -256,11 +260,18 @@ def requests_of(file: dict[str, Any], workload: Workload) -> list[Sent]:
     return [
         Sent(
             prompt_tokens=int(prompt), asked=workload.exact_output,
-            times=RequestTimes(ttft=ttft, e2e=float(latency), output_tokens=int(tokens or 0), itl=list(itl or ())),
+            times=_times(ttft, float(latency), int(tokens or 0), list(itl or ()), opening),
             error=_error(error, latency),
         )
         for latency, error, prompt, ttft, tokens, itl in rows
     ]  # fmt: skip
+
+
+def _times(first: float | None, latency: float, tokens: int, gaps: list[float], opening: int) -> RequestTimes:
+    """`first`: to the first event of the stream, `gaps`: to each later one."""
+    if first is not None:
+        first = first + sum(gaps[:opening]) if len(gaps) >= opening else None
+    return RequestTimes(ttft=first, e2e=latency, output_tokens=tokens, itl=gaps[opening:])
 
 
 def _error(said: str, latency: float) -> str | None:

@@ -93,6 +93,7 @@ def run(
         seed=seed,
         folder=folder,
         name="",
+        opening=endpoint.opening_events(target, workload.api),
     )
     bench = _Bench(first, driver, slo or {}, watch, keep_cache=keep_cache)
     try:

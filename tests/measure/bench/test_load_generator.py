@@ -96,6 +96,22 @@ def test_a_request_short_of_its_exact_length_has_failed(came: list[int]) -> None
     assert figures.error == f"{came[-1]} of 8 output tokens came"
 
 
+def test_an_event_before_the_first_output_is_no_token() -> None:
+    """The role came early: without its event, time to first token and gaps are those of an engine that sends none."""
+    file = file_of("completions")
+    workload = msgspec.structs.replace(workloads.named("rackspace-128"), output_tokens=8)
+    early = {
+        **file,
+        "ttfts": [0.001] * 4,
+        "itls": [[first - 0.001, *gaps] for first, gaps in zip(file["ttfts"], file["itls"], strict=True)],
+    }
+    plain, corrected = requests_of(file, workload), requests_of(early, workload, opening=1)
+    for one, other in zip(plain, corrected, strict=True):
+        assert other.times.ttft == pytest.approx(one.times.ttft)
+        assert other.times.itl == one.times.itl
+    assert requests_of({**early, "itls": [[]] * 4}, workload, opening=1)[0].times.ttft is None
+
+
 def test_answers_of_a_data_set_have_no_exact_length(tmp_path: Path) -> None:
     (tmp_path / "mine.jsonl").write_text('{"prompt": "one"}\n')
     workload = workloads.of_dataset(tmp_path / "mine.jsonl")

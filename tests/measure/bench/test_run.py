@@ -21,7 +21,7 @@ from support.bench_endpoint import SAMPLE, WORKLOAD, Endpoint, ScriptedDriver
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
-from launcher.measure.bench import generator_process
+from launcher.measure.bench import generator_process, workloads
 from launcher.measure.bench.figures import by_load
 from launcher.measure.bench.generator_process import CpuTimes, cost_between
 from launcher.measure.bench.load_generator import DriverError, Phase, Target, VllmDriver
@@ -61,6 +61,17 @@ def test_a_run_measures_every_load_and_repeat(endpoint: Endpoint, tmp_path: Path
     assert (tmp_path / point.driver_file).is_file()
     assert "warm-up" in seen
     assert "4 at once" in seen
+
+
+def test_a_role_that_comes_early_is_no_first_token(endpoint: Endpoint, tmp_path: Path) -> None:
+    chat = workloads.named("chat")
+    role = {"choices": [{"index": 0, "delta": {"role": "assistant"}}]}
+    word = {"choices": [{"index": 0, "delta": {"content": "blue"}}]}
+    endpoint.chat = [json.dumps(event).encode() for event in (role, word)]
+    early = "result['ttfts'] = [0.0] * 4; result['itls'] = [[5.0, 0.1]] * 4"
+    result = run(endpoint.target, chat, driver=ScriptedDriver(change=early), folder=tmp_path, warm_up=False)
+    assert result.points[0].ttft_samples_s == [5.0] * 4
+    assert result.points[0].itl_samples_s == [0.1] * 4
 
 
 def test_the_warm_up_shares_no_prompts_with_a_point(endpoint: Endpoint, tmp_path: Path) -> None:
