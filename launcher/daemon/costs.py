@@ -159,13 +159,13 @@ class Costs:
 
     def values(self) -> Values:
         """For the metrics page."""
+        self.count()  # before anything is read: the bill and the energy are of the same moment
         cost = self._settings()
         energy: dict[tuple[str, ...], float] = {
             (package,): joules for package, joules in self._joules.items()
         }
         if not is_priced(cost):
             return {metrics.ENERGY: energy}
-        self.count()
         hour = self._bill.now(cost, None).per_million_output
         return {
             metrics.COST: {(cost.currency,): float(to_decimal(self._bill.spent))},

@@ -128,6 +128,11 @@ async def test_measured_energy_is_billed_and_metered(clock: Clock, tmp_path: Pat
     values = costs.values()
     assert values[metrics.ENERGY] == {("package-0",): 10_000.0}
     assert values[metrics.COST] == {LABELS: 0.01}
+    clock.now += 10
+    powercap(root, 15_000_000_000)
+    values = costs.values()
+    assert values[metrics.COST] == {LABELS: 0.015}
+    assert values[metrics.ENERGY] == {("package-0",): 15_000.0}, "of the same moment as its cost"
 
 
 async def test_the_bill_of_an_hour_like_this_moment(clock: Clock, tmp_path: Path) -> None:
