@@ -50,28 +50,50 @@ NO_TOKENS: Final = Tokens(0, 0, 0, exact=True)
 _BYTES_PER_TOKEN: Final = 4  # of text that nobody counted
 
 
-def tokens_of(request: Request) -> Tokens:
-    """What an ended request took: of what was served all, of what its client did not wait for the prompt."""
+def tells_cached(request: Request) -> bool:
+    """Whether its upstream said how many tokens of its prompt were cached."""
+    return request.usage is not None and request.usage[2] is not None
+
+
+def tokens_of(request: Request, *, cached_known: bool = False) -> Tokens:
+    """What an ended request took: of what was served all, of what its client did not wait for the prompt.
+
+    `cached_known`: instances of its model tell the cached tokens of whole responses. A response that was cut did not come
+    to that: then they are estimated, so that leaving early costs no more than waiting."""
     if request.match is None or not request.match.route.computes or request.outcome is Outcome.REFUSED:
         return NO_TOKENS
     if request.committed or request.outcome is Outcome.COMPLETED:
-        return _served(request)
+        return _served(request, cached_known=cached_known)
     asked = request.bound is not None or request.overflowed
     if asked and request.outcome is Outcome.CLIENT_ABORTED:
-        return Tokens(_prompt(request), 0, 0, exact=False)
+        prompt = _prompt(request)
+        return Tokens(prompt, _cached(request, prompt) if cached_known else 0, 0, exact=False)
     return NO_TOKENS
 
 
-def _served(request: Request) -> Tokens:
+def _served(request: Request, *, cached_known: bool) -> Tokens:
     usage, said = request.usage, request.transcript
     if usage is not None and request.outcome is Outcome.COMPLETED:
         return Tokens(usage[0], min(usage[2] or 0, usage[0]), usage[1], request.usage_is_exact)
     counted = None if said is None else said.counted()
     if counted is not None:
-        return Tokens(counted[0], 0, counted[1], exact=True)
-    if usage is None:
-        return Tokens(_prompt(request), 0, _output(request), exact=False)
-    return Tokens(usage[0], min(usage[2] or 0, usage[0]), max(usage[1], _output(request)), exact=False)
+        prompt, output = counted
+    elif usage is None:
+        prompt, output = _prompt(request), _output(request)
+    else:
+        prompt, output = usage[0], max(usage[1], _output(request))
+    if usage is not None and usage[2] is not None:
+        return Tokens(prompt, min(usage[2], prompt), output, exact=counted is not None)
+    return Tokens(prompt, _cached(request, prompt) if cached_known else 0, output, exact=False)
+
+
+def _cached(request: Request, prompt: int) -> int:
+    """About how many of the prompt's tokens its instance had cached, as the balancer believed when it sent the request."""
+    ticket = request.ticket
+    if ticket is None or not ticket.uncached or not ticket.demand.prompt_tokens:
+        return 0
+    share = 1 - ticket.uncached / ticket.demand.prompt_tokens
+    return max(0, min(int(prompt * share), prompt - 1))
 
 
 def _prompt(request: Request) -> int:

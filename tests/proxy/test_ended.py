@@ -585,7 +585,8 @@ async def test_a_stream_that_lacks_only_its_end(proxy: ProxyUnderTest, after: in
     payload = await read(proxy, ENGINE)
     assert payload.endswith(DONE)
     entry = await ended(proxy)
-    assert (tokens(entry), entry.exact) == ((len(PROMPT), 0, OUTPUT), True)
+    # Without a usage nobody said how much of the prompt was cached.
+    assert (tokens(entry), entry.exact) == ((len(PROMPT), 0, OUTPUT), after == 22)
 
 
 async def leave_after(proxy: ProxyUnderTest, events: int, path: str, body: bytes) -> None:
@@ -610,8 +611,71 @@ async def test_a_client_that_leaves_is_charged_what_was_generated(proxy: ProxyUn
     await proxy.engine(0, holds_after(told), token_ids=True)
     await leave_after(proxy, 8, CHAT, ENGINE.request())
     entry = await ended(proxy)
-    assert (tokens(entry), entry.exact, entry.outcome) == ((len(PROMPT), 0, 7), True, "client_aborted")
+    assert (tokens(entry), entry.exact, entry.outcome) == ((len(PROMPT), 0, 7), False, "client_aborted")
     assert tokens(entry) == await metered(proxy)
+
+
+def says_cached(cached: int | None, *, prompt: int = 1024) -> list[bytes]:
+    """A chat of a role and ten words, and its usage."""
+    words = [{"role": "assistant", "content": ""}, *({"content": f" w{number}"} for number in range(10))]
+    events: list[dict[str, Any]] = [
+        {
+            "id": "c",
+            "object": "chat.completion.chunk",
+            "choices": [{"index": 0, "delta": each, "finish_reason": None}],
+        }
+        for each in words
+    ]
+    events.append({"id": "c", "choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
+    usage: dict[str, Any] = {"prompt_tokens": prompt, "completion_tokens": 10, "total_tokens": prompt + 10}
+    if cached is not None:
+        usage["prompt_tokens_details"] = {"cached_tokens": cached}
+    events.append({"id": "c", "choices": [], "usage": usage})
+    return [*(f"data: {json.dumps(each)}\n\n".encode() for each in events), DONE]
+
+
+@pytest.mark.parametrize("told", [0, None], ids=["the engine tells cached tokens", "it does not"])
+@pytest.mark.parametrize("left_after", [4, 0], ids=["in mid-stream", "before the first byte"])
+async def test_a_client_that_leaves_pays_for_cached_tokens_what_the_others_pay(
+    proxy: ProxyUnderTest, told: int | None, left_after: int
+) -> None:
+    """The same prompt again, aborted: nearly all of it is cached, and no usage came that says so."""
+    events = says_cached(told)
+    asked = json.dumps(
+        {"model": "m", "stream": True, "messages": [{"role": "user", "content": "word " * 1000}]}
+    ).encode()
+
+    async def whole(call: Call) -> None:
+        await call.start_stream()
+        for event in events:
+            await call.chunk(event)
+        await call.end_stream()
+
+    async def silent(call: Call) -> None:
+        await call.until_left()
+
+    served = await proxy.engine(0, in_turn(whole, holds_after(events[:left_after]) if left_after else silent))
+    async with proxy.client.post(CHAT, data=asked) as response:
+        await response.read()
+    if left_after:
+        await leave_after(proxy, left_after, CHAT, asked)
+    else:
+        waits = asyncio.ensure_future(proxy.client.post(CHAT, data=asked))
+        await until(lambda: len(served.calls) == 2)
+        waits.cancel()
+        await asyncio.gather(waits, return_exceptions=True)
+    await until(lambda: len(proxy.entries) == 2)
+    first, second = proxy.entries
+    assert (tokens(first), first.exact) == ((1024, 0, 10), True)
+    assert (second.outcome, second.exact) == ("client_aborted", False)
+    if told is None:
+        assert second.cached_tokens == 0, "the whole response paid the full price, too"
+    else:
+        assert 0.8 * second.prompt_tokens < second.cached_tokens < second.prompt_tokens
+    prices = token_prices("1", "1", "0.1")
+    full = prices.amount(second.prompt_tokens, 0, second.output_tokens)
+    paid = prices.amount(second.prompt_tokens, second.cached_tokens, second.output_tokens)
+    assert (paid < 0.4 * full) is (told is not None)
 
 
 @pytest.mark.parametrize("tools", [{}, {"tools": [{"type": "function"}]}])
@@ -658,7 +722,7 @@ async def test_a_stream_that_breaks_for_good(proxy: ProxyUnderTest) -> None:
     payload = await read(proxy, ENGINE, seed=7, temperature=1)
     assert b"error" in payload
     entry = await ended(proxy)
-    assert (tokens(entry), entry.exact, entry.outcome) == ((len(PROMPT), 0, 7), True, "failed")
+    assert (tokens(entry), entry.exact, entry.outcome) == ((len(PROMPT), 0, 7), False, "failed")
 
 
 async def test_attempts_that_delivered_nothing_cost_nothing(proxy: ProxyUnderTest) -> None:

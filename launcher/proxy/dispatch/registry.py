@@ -10,7 +10,7 @@ from launcher.accounts.entry import Entry
 from launcher.accounts.timeline import Timeline
 from launcher.balancing.balancer import Balancer
 from launcher.config.schema import Proxy
-from launcher.proxy.ended import NO_TOKENS, Accounting, entry_of, tokens_of
+from launcher.proxy.ended import NO_TOKENS, Accounting, entry_of, tells_cached, tokens_of
 from launcher.proxy.observability.stats import Counters
 from launcher.proxy.observability.timelines import Timelines, so_far
 from launcher.proxy.request.actions import Outcome
@@ -44,6 +44,8 @@ class RequestRegistry:
         self._timelines = timelines
         self._post = post
         self._in_flight: set[Request] = set()
+        self._tells_cached: set[str] = set()
+        """Models whose instances told the cached tokens of a prompt."""
         self._idle = asyncio.Event()
         self._awaited = False
 
@@ -61,7 +63,10 @@ class RequestRegistry:
         outcome = request.outcome
         if request.counted or outcome is None:
             return
-        tokens = tokens_of(request)
+        model = request.model or ""
+        if tells_cached(request):
+            self._tells_cached.add(model)
+        tokens = tokens_of(request, cached_known=model in self._tells_cached)
         if request.grant is not None:
             request.grant.finish(tokens.prompt + tokens.output, now, output=tokens.output)
         if not request.accepted:
