@@ -274,7 +274,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.watch is None:
         print(_shown(args, status))
-        return level(status) if args.short else int(not status["ready"])
+        return level(status) if args.short else int(level(status) == 2)
     text = _shown(args, status)
     while True:
         print(text if args.json or not sys.stdout.isatty() else CLEAR + text, flush=True)

@@ -116,6 +116,12 @@ def summary(status: Status, now: float) -> str:
 
 def problems_of_daemon(status: Status) -> Iterator[Problem]:
     """What is wrong with the daemon as a whole, worst first; not with its slots."""
+    if no_listener := status.get("no_listener"):
+        yield Problem(
+            what=no_listener,
+            remedy="see systemctl status numa-launcher.socket; then systemctl restart numa-launcher.socket numa-launcher",
+            level=Level.BAD,
+        )
     yield from _of_queue(status)
     if unapplied := status.get("unapplied"):  # a daemon from before an upgrade does not send it
         yield Problem(
@@ -141,8 +147,10 @@ def no_answer(message: str, remedy: str, silent_s: float | None) -> Verdict:
 
 
 def level(status: Status) -> int:
-    """0: every slot is ready and watched. 1: some are. 2: none is ready."""
+    """0: every slot is ready and watched. 1: some are. 2: none is ready, or no client can reach them."""
     ready, slots = status["ready"], status["slots"]
+    if status.get("no_listener"):
+        return 2
     return 2 if not ready else int(ready < len(slots) or any(slot["unwatched"] for slot in slots))
 
 

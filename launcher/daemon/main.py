@@ -78,6 +78,7 @@ class Daemon:
         self._signals = 0
         self._stop_asked = asyncio.Event()
         self._kill_asked = asyncio.Event()
+        self._no_listener: str | None = None
         self._hangup = asyncio.Event()
         """A SIGHUP has come, and no reload has read the configuration since."""
         self._hung_up = hung_up
@@ -150,7 +151,7 @@ class Daemon:
             warnings=lambda: (*self.accounts.warnings(), *self.history.warnings(), *log_lines.warnings()),
             usage=UsageReports(self.accounts.ledger, config.cost.currency), cost_now=self.costs.now,
             spent_elsewhere=self.accounts.budgets.told, unapplied=lambda: self.configuration.unapplied,
-            outdated=self.outdated.why,
+            outdated=self.outdated.why, no_listener=lambda: self._no_listener,
             machine=MachineReader(
                 self.cpu_busy, deployment=lambda: self.operations.deployment,
                 controllers=lambda: self.supervisor.controllers, drift=lambda: self.machine.found,
@@ -192,7 +193,12 @@ class Daemon:
             # Before more threads begin: each has the cpus of the one that began it.
             _pin_to(self.operations.deployment.plan.reserved)
             await self.accounts.start(self.proxy.readings.occupancy)
-            if listener.HTTP not in ready:
+            if listener.CONTROL in ready and listener.HTTP not in ready:
+                # Another address than the one that clients and firewalls know would be worse than none.
+                self._no_listener = listener.NOT_HANDED_OVER
+                log.error("%s; %s", self._no_listener, listener.NOT_HANDED_OVER_REMEDY)
+                await self.proxy.start((), listens=False)
+            elif listener.HTTP not in ready:
                 await self._open(())
             process.settle()
             await self._serve(ready.get(listener.HTTP, ()))

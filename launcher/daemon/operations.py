@@ -119,7 +119,8 @@ MAX_SECRETS: Final = 256
 class Operations:
     """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
     `history`: the reply of ``GET /v1/history``; `cost_now`: live costs; `unapplied`: how the configuration file differs
-    from the deployment in force; `outdated`: why an instance, by slot and generation, is not what would start now."""
+    from the deployment in force; `outdated`: why an instance, by slot and generation, is not what would start now;
+    `no_listener`: why the daemon listens nowhere."""
 
     def __init__(
         self,
@@ -140,6 +141,7 @@ class Operations:
         spent_elsewhere: Callable[[bytes], dict[str, int | list[str]]],
         unapplied: Callable[[], str],
         outdated: Callable[[int, int], str | None],
+        no_listener: Callable[[], str | None],
     ) -> None:
         self.deployment = deployment
         """In force: the last that a reload has applied."""
@@ -155,6 +157,7 @@ class Operations:
         self._spent_elsewhere = spent_elsewhere
         self._unapplied = unapplied
         self._outdated = outdated
+        self._no_listener = no_listener
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
@@ -218,6 +221,7 @@ class Operations:
                 *(f"the machine has changed: {line}" for line in self._drift()),
                 *self._warnings(),
             ),
+            no_listener=self._no_listener(),
             unapplied=f"{unapplied}{self._reloader.outcome}" if unapplied else None,
             measured_layout=self.deployment.measured,
             queue=self._proxy.readings.queue(),

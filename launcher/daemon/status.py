@@ -169,6 +169,8 @@ class Status:
     """By API key: `accepted`, `in_flight` (requests), `tokens`, `prompt_tokens`, `output_tokens`; empty without keys."""
     warnings: tuple[str, ...]
     """Warnings about the plan and the machine."""
+    no_listener: str | None = None
+    """Why the daemon listens nowhere: systemd handed over the control socket only; null if it listens, or will."""
     unapplied: str | None = None
     """How the configuration file differs from what is in force, and how the last reload went; null if it does not."""
     measured_layout: MeasuredLayout | None = None

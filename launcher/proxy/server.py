@@ -204,8 +204,8 @@ class ProxyServer:
 
     # --- the daemon's side ---------------------------------------------------------------------
 
-    async def start(self, ready: Sequence[socket.socket] = ()) -> None:
-        """Listen on `ready` sockets, which systemd opened and keeps, or else on [proxy] listen.
+    async def start(self, ready: Sequence[socket.socket] = (), *, listens: bool = True) -> None:
+        """Listen on `ready` sockets, which systemd opened and keeps, or else on [proxy] listen; nowhere unless `listens`.
 
         Raises LauncherError when an address can't be had; nothing listens then.
         """
@@ -213,8 +213,8 @@ class ProxyServer:
         try:
             for sock in ready:
                 await self._listener.take(sock)
-            for listen in self._proxy.listen if not ready else ():
-                await self._listener.open(listen)
+            for listen in self._proxy.listen if listens and not ready else ():
+                await self._listener.open(listen, self._proxy.listen)
         except BaseException:
             self._listener.close()
             raise

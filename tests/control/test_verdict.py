@@ -37,6 +37,14 @@ def test_an_instance_that_runs_other_files_is_a_problem() -> None:
     assert "numa-launcher reload" in found.problems[0].remedy
 
 
+def test_a_daemon_that_listens_nowhere_is_down() -> None:
+    found = judge(status(no_listener="cannot serve clients: why"), NOW)
+    assert found.level is Level.BAD
+    assert found.line.startswith("DOWN 1/1 ready; cannot serve clients: why; ")
+    assert [problem.level for problem in found.problems] == [Level.BAD]
+    assert "systemctl status numa-launcher.socket" in found.problems[0].remedy
+
+
 def queue(requests: int, oldest_s: float | None, **bounds: int) -> dict[str, Any]:
     return {"requests": requests, "bytes": requests * 10, "oldest_s": oldest_s, **bounds}
 

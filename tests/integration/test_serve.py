@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config
 from support.ports import free_port
+
+from launcher.control.client import ControlClient
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -225,3 +228,34 @@ def test_shell_lines_start_the_engine(tmp_path: Path) -> None:
     ).stdout  # fmt: skip
     done = subprocess.run(["sh", "-c", lines], check=False, capture_output=True, text=True, timeout=SOON_S)
     assert done.stdout.count("started by hand") == 2
+
+
+def test_without_its_listener_of_systemd_no_other_address_is_opened(tmp_path: Path) -> None:
+    """numa-launcher.socket has failed, numa-launcher-control.socket has not."""
+    port, path, config = free_port(), tmp_path / "c.sock", tmp_path / "c.toml"
+    config.write_text(
+        fake_config() + f'\n[proxy]\nlisten = ["127.0.0.1:{port}"]\n[control]\nsocket = "{path}"\n'
+    )
+    with socket.socket(socket.AF_UNIX) as control, (tmp_path / "log").open("wb") as log:
+        control.bind(str(path))
+        control.listen()
+        fd = control.fileno()
+        daemon = subprocess.Popen(
+            ["bash", "-c", f'exec env LISTEN_PID=$$ "$0" -m launcher serve -c "$1" 3<&{fd}', sys.executable, config],
+            env=os.environ | {"LISTEN_FDS": "1", "LISTEN_FDNAMES": "control", "STATE_DIRECTORY": str(tmp_path / "s")},
+            pass_fds=[fd], stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+    try:
+        client = ControlClient(str(path))
+        status = eventually(lambda: (s := client.get("/status"))["ready"] == 2 and s, what="both instances")
+        assert "systemd handed over the control socket and no listener" in status["no_listener"]
+        assert status["endpoint"] == ""
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), timeout=SOON_S)
+        words = [sys.executable, "-m", "launcher", "status", "--socket", str(path)]
+        shown = subprocess.run(words, check=False, capture_output=True, text=True, timeout=SOON_S)
+        assert shown.returncode == 1
+        assert shown.stdout.startswith("DOWN 2/2 ready; cannot serve clients: ")
+    finally:
+        daemon.send_signal(signal.SIGTERM)
+        assert daemon.wait(SOON_S) == 0, (tmp_path / "log").read_text()

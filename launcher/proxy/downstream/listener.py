@@ -34,9 +34,9 @@ class Listener:
         self._paths: list[Path] = []
         self.endpoints: list[str] = []
 
-    async def open(self, listen: str) -> None:
-        """Listen on "HOST:PORT", "[V6]:PORT" or "unix:/path". Raises LauncherError."""
-        for sock in bind(listen):
+    async def open(self, listen: str, others: Sequence[str] = ()) -> None:
+        """Listen on "HOST:PORT", "[V6]:PORT" or "unix:/path"; `others`: all of [proxy] listen. Raises LauncherError."""
+        for sock in bind(listen, others):
             if sock.family == socket.AF_UNIX:
                 self._paths.append(Path(sock.getsockname()))
             await self.take(sock)
@@ -78,10 +78,38 @@ def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
     return [] if tuple(listens) == Proxy().listen else [one for one in listens if one not in found]
 
 
-def bind(listen: str) -> list[socket.socket]:
-    """Bound sockets for one entry of `[proxy] listen`; a name may have several addresses."""
+def bind(listen: str, others: Sequence[str] = ()) -> list[socket.socket]:
+    """Bound sockets for one entry of `[proxy] listen`; a name may have several addresses.
+
+    `[::]:PORT` takes IPv4 too, as in a socket unit (BindIPv6Only=default of systemd.socket(5), net.ipv6.bindv6only = 0), but
+    where this entry or one of `others` has an IPv4 address of that port, which could not be bound then."""
     if listen.startswith("unix:"):
         return [_bind_unix(listen, listen.removeprefix("unix:"))]
+    places = _places(listen)
+    port = places[0][1][1]
+    ipv4 = any(family == socket.AF_INET for other in (listen, *others) for family in _families(other, port))
+    both = not ipv4 and socket.has_dualstack_ipv6()
+    with ExitStack() as bound:
+        sockets = [
+            bound.enter_context(_bind_tcp(listen, family, address, both=both and address[0] == "::"))
+            for family, address in places
+        ]
+        bound.pop_all()
+    return sockets
+
+
+def _families(listen: str, port: int) -> set[int]:
+    """Of the addresses of an entry with this port; empty for one that cannot be used, which says so when it is opened."""
+    if listen.startswith("unix:") or not listen.endswith(f":{port}"):
+        return set()
+    try:
+        return {int(family) for family, _ in _places(listen)}
+    except LauncherError:
+        return set()
+
+
+def _places(listen: str) -> Sequence[tuple[int, tuple[Any, ...]]]:
+    """Families and addresses. Raises LauncherError."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise LauncherError(
@@ -97,17 +125,12 @@ def bind(listen: str) -> list[socket.socket]:
             "set [proxy] listen to an address of this machine",
         ) from error
     places = list(dict.fromkeys((family, address) for family, _, _, _, address in found))
-    if int(port) == 0:
-        places = places[:1]
-    with ExitStack() as bound:
-        sockets = [bound.enter_context(_bind_tcp(listen, family, address)) for family, address in places]
-        bound.pop_all()
-    return sockets
+    return places[:1] if int(port) == 0 else places
 
 
-def _bind_tcp(listen: str, family: int, address: tuple[Any, ...]) -> socket.socket:
+def _bind_tcp(listen: str, family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:
     try:
-        return socket.create_server(address, family=family, backlog=BACKLOG)
+        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
     except OSError as error:
         raise _cannot_listen(listen, error) from error
 
@@ -165,6 +188,12 @@ HTTP: Final = "http"
 """FileDescriptorName= of numa-launcher.socket."""
 CONTROL: Final = "control"
 """FileDescriptorName= of numa-launcher-control.socket."""
+
+NOT_HANDED_OVER: Final = "cannot serve clients: systemd handed over the control socket and no listener"
+"""numa-launcher.socket has failed: its address is missing or in use."""
+NOT_HANDED_OVER_REMEDY: Final = (
+    "see systemctl status numa-launcher.socket; then systemctl restart numa-launcher.socket numa-launcher"
+)
 
 _handed_over: dict[str, list[socket.socket]] | None = None
 

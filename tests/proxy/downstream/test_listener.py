@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from support.fakes import SOON_S
+from support.ports import free_port
 from support.proxy_under_test import Build, ProxyUnderTest
 
 from launcher.base.errors import LauncherError
@@ -25,6 +26,47 @@ def test_listen_entries_replaced_by_systemds_sockets() -> None:
     assert unused(("127.0.0.1:8000",), ["http://10.0.0.1:80"]) == []  # nobody has set that
     assert unused(("127.0.0.1:8000", "unix:/run/x.sock"), both) == []
     assert unused(("[::]:8000", "unix:/run/x.sock"), both) == ["[::]:8000"]
+
+
+def served(sock: socket.socket, host: str) -> bool:
+    """Whether a client reaches it at this address."""
+    try:
+        socket.create_connection((host, sock.getsockname()[1]), timeout=SOON_S).close()
+    except ConnectionRefusedError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("listen", "ipv4", "ipv6"),
+    [
+        ("[::]:0", True, True),
+        ("[::1]:0", False, True),
+        ("127.0.0.1:0", True, False),
+        ("0.0.0.0:0", True, False),
+    ],
+)
+def test_one_address_has_one_meaning_here_and_in_a_socket_unit(
+    listen: str, *, ipv4: bool, ipv6: bool
+) -> None:
+    [sock] = bind(listen)
+    with sock:
+        assert (served(sock, "127.0.0.1"), served(sock, "::1")) == (ipv4, ipv6)
+
+
+@pytest.mark.parametrize("other", ["0.0.0.0", "127.0.0.1"])
+def test_ipv4_that_is_listed_itself_is_left_to_its_entry(other: str) -> None:
+    port = free_port()
+    listens = (f"[::]:{port}", f"{other}:{port}")
+    found = [sock for listen in listens for sock in bind(listen, listens)]
+    assert [sock.family for sock in found] == [socket.AF_INET6, socket.AF_INET]
+    for sock in found:
+        sock.close()
+
+
+def test_the_socket_unit_may_bind_before_its_address_is_there() -> None:
+    unit = Path(__file__).parents[3] / "systemd" / "numa-launcher.socket"
+    assert "FreeBind=yes" in unit.read_text(encoding="utf-8").splitlines()
 
 
 async def answer_to(proxy: ProxyUnderTest, request: bytes) -> bytes:
