@@ -40,6 +40,7 @@ from launcher.instances.compile_cache import CompileCaches
 from launcher.instances.lifecycle import Limits
 from launcher.instances.model_files_reader import ModelFilesReader
 from launcher.instances.slot_state import ProbeSettings
+from launcher.instances.spawn_direct import not_inherited
 from launcher.instances.state_file import HeldFile
 from launcher.instances.supervisor import Supervisor
 from launcher.instances.watch import HttpProber
@@ -179,7 +180,7 @@ class Daemon:
             logging.getLogger("launcher").removeHandler(self.ring)
 
     async def _run(self) -> None:
-        for warning in self.operations.deployment.warnings:
+        for warning in (*self.operations.deployment.warnings, *not_inherited(os.environ)):
             log.warning("%s", warning)
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)

@@ -40,6 +40,7 @@ from launcher.instances.slot_state import (
     State,
     StopRequested,
 )
+from launcher.instances.spawn_direct import not_inherited
 from launcher.instances.supervisor import Availability, Supervisor, check
 from launcher.instances.watch import HttpProber
 from launcher.machine.topology_text import layout_json
@@ -158,6 +159,7 @@ class Operations:
         self._unapplied = unapplied
         self._outdated = outdated
         self._no_listener = no_listener
+        self._from_outside = not_inherited(os.environ)
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
@@ -220,6 +222,7 @@ class Operations:
                 *self.deployment.warnings,
                 *(f"the machine has changed: {line}" for line in self._drift()),
                 *self._warnings(),
+                *self._from_outside,
             ),
             no_listener=self._no_listener(),
             unapplied=f"{unapplied}{self._reloader.outcome}" if unapplied else None,

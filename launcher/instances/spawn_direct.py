@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -62,6 +62,34 @@ DAEMON_ONLY: Final = (
 TEMPORARY_BYTES: Final = 107 - 32
 # The plan sets these; inherited ones would silently bind threads elsewhere. Operators set them in engine.env.
 PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
+
+
+# Kubernetes sets it in each pod beside a service named "vllm" (enableServiceLinks), to tcp://IP:PORT; vLLM 0.32 then ends:
+# "VLLM_PORT appears to be a URI" (vllm/envs.py, get_vllm_port).
+SERVICE_LINK: Final = "VLLM_PORT"
+
+
+def inherited(environ: Mapping[str, str], but: Collection[str] = ()) -> dict[str, str]:
+    """The variables of the daemon that instances get; without those of `but`."""
+    dropped = {*DAEMON_ONLY, *but}
+    if "://" in environ.get(SERVICE_LINK, ""):
+        dropped.add(SERVICE_LINK)
+    return {
+        name: value
+        for name, value in environ.items()
+        if name not in dropped and not name.startswith(PLANNED_PREFIXES)
+    }
+
+
+def not_inherited(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Warnings about variables that somebody set who may not know what the engine makes of them."""
+    value = environ.get(SERVICE_LINK, "")
+    if "://" not in value:
+        return ()
+    set_by = "Kubernetes sets it for a service named 'vllm'"
+    return (
+        f"{SERVICE_LINK}={value} is no port: {set_by}, and instances do not get it (enableServiceLinks: false in the pod)",
+    )
 
 
 class DirectProcess:
@@ -121,11 +149,7 @@ class DirectSpawner:
     these the kernel leaves out the offline ones."""
 
     def __init__(self, environ: Mapping[str, str], allowed: CpuSet) -> None:
-        self._environ = {
-            name: value
-            for name, value in environ.items()
-            if name not in DAEMON_ONLY and not name.startswith(PLANNED_PREFIXES)
-        }
+        self._environ = inherited(environ)
         self._allowed = allowed
         self._tasks: set[asyncio.Task[Exit]] = set()
 

@@ -22,7 +22,7 @@ from launcher.base.errors import LauncherError, reason
 from launcher.engines.base import MARK, Launch, secret_names
 from launcher.instances.journal_reader import Follower, Line, history
 from launcher.instances.ports import Adopted
-from launcher.instances.spawn_direct import DAEMON_ONLY, PLANNED_PREFIXES
+from launcher.instances.spawn_direct import inherited
 from launcher.instances.state_file import Record, StateFolder, digest
 from launcher.instances.systemd_bus import BusError, Systemd, UnitFacts, cannot_reach
 from launcher.instances.systemd_units import SystemdProcess, Units, exit_of, fitting
@@ -140,12 +140,7 @@ class SystemdSpawner:
         systemd: Systemd | None = None,
         make_follower: Callable[[], Follower] = Follower,
     ) -> None:
-        dropped = {*DAEMON_ONLY, *UNITS_OWN, *(() if frame.user is None else USERS_OWN)}
-        self._environ = {
-            name: value
-            for name, value in environ.items()
-            if name not in dropped and not name.startswith(PLANNED_PREFIXES)
-        }
+        self._environ = inherited(environ, (*UNITS_OWN, *(() if frame.user is None else USERS_OWN)))
         self._frame = frame
         self._group = group
         self._placement_of = placement_of

@@ -110,6 +110,10 @@ def test_the_pod_is_guaranteed_and_has_whole_cpus() -> None:
     assert "initContainers" not in pod()
 
 
+def test_a_service_named_vllm_sets_no_port_in_the_pod() -> None:
+    assert pod()["enableServiceLinks"] is False
+
+
 def test_pod_kubelet_and_claims_share_the_hosts_cpus() -> None:
     kubelet = of("KubeletConfiguration")
     reserved = CpuSet.parse(kubelet["reservedSystemCPUs"])

@@ -22,7 +22,13 @@ from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Launch
 from launcher.instances.ports import Exit
-from launcher.instances.spawn_direct import LINES_PER_TURN, DirectProcess, DirectSpawner
+from launcher.instances.spawn_direct import (
+    LINES_PER_TURN,
+    DirectProcess,
+    DirectSpawner,
+    inherited,
+    not_inherited,
+)
 
 ALLOWED = CpuSet(os.sched_getaffinity(0))
 TCP = TcpAddress("127.0.0.1", 1)
@@ -214,6 +220,18 @@ def test_the_shim_needs_nothing_but_the_standard_library() -> None:
         [sys.executable, "-I", "-S", "-c", f"import runpy; runpy.run_path({shim.__file__!r})"], check=False
     )
     assert done.returncode == 0
+
+
+async def test_a_port_that_kubernetes_made_a_uri_is_not_inherited_and_named() -> None:
+    link = {"VLLM_PORT": "tcp://10.96.0.7:8000", "VLLM_PORT_8000_TCP": "tcp://10.96.0.7:8000"}
+    lines = Lines()
+    await ended(await start(launch("sh", "-c", "echo ${VLLM_PORT-none}"), lines, link))
+    assert lines == ["none"]
+    [warning] = not_inherited(link)
+    assert warning.startswith("VLLM_PORT=tcp://10.96.0.7:8000 is no port: ")
+    assert "enableServiceLinks: false" in warning
+    assert inherited({"VLLM_PORT": "29500"}) == {"VLLM_PORT": "29500"}, "an operator's own"
+    assert not_inherited({"VLLM_PORT": "29500"}) == not_inherited({}) == ()
 
 
 async def test_what_the_plan_decides_is_not_inherited(tmp_path: Path) -> None:
