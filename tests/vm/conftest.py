@@ -94,6 +94,12 @@ def dashboard(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
 
 
 @pytest.fixture(scope="module")
+def late(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The facts that guest/late.py recorded about a mount and an address that come after the start."""
+    return of_units("late", wheel, tmp_path_factory)
+
+
+@pytest.fixture(scope="module")
 def ingress(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The facts that guest/ingress.py recorded about the unit of a fleet's ingress."""
     return of_units("ingress", wheel, tmp_path_factory)
