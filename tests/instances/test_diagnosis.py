@@ -59,17 +59,17 @@ LINES: list[tuple[str, str, Retry]] = [
             "huggingface_hub.errors.HFValidationError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': "
             "'/srv/models/none'. Use `repo_type` argument if needed."
         ),
-        Retry.NEVER,
+        Retry.BACKOFF,
     ),
     (
         "model-not-found",
         "ValueError: Invalid repository ID or local directory specified: '/srv/none'.",
-        Retry.NEVER,
+        Retry.BACKOFF,
     ),
     (
         "model-not-found",
         "OSError: /srv/m does not appear to have a file named config.json. Checkout 'https://huggingface.co//srv/m/tree/main'",
-        Retry.NEVER,
+        Retry.BACKOFF,
     ),
     ("bad-argument", "vllm: error: unrecognized arguments: --blok-size 32", Retry.NEVER),
     ("bad-argument", "vllm serve: error: argument --max-num-seqs: invalid int value: 'many'", Retry.NEVER),
