@@ -54,8 +54,14 @@ The operator must change something: two lines on standard error give the reason 
 .B 3
 No answer in time from the daemon or a program; the outcome is unknown. Repeating the command is safe.
 .TP
+.B 4
+Standard output could not be written; one line on standard error gives the reason.
+.TP
 .B 130
-Ended by Ctrl-C.""",
+Ended by Ctrl-C.
+.TP
+.B 141
+The reader of the output, a pipe, has closed it.""",
     "environment": r""".TP
 .B NUMA_LAUNCHER_CONFIG
 The configuration file, unless \-c names one.

@@ -473,7 +473,7 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s o -l output 
 complete -c numa-launcher -n '_shtab_numa_launcher_using bundle' -s n -l lines -x -d 'include the last N lines of each log (default: 2000)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a doctor -d 'Check whether the host and its software are ready to serve.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s h -l help -d 'show this help message and exit'
-complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'check the engine of this configuration file (default: vllm)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s c -l config -xka "(__fish_complete_path (commandline -ct))" -d 'check the engine, certificate and keys of this configuration file (default: vllm, and the files of /etc/numa-launcher/config.toml)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a quickstart -d 'Start a model with default settings and send it one chat request.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -s h -l help -d 'show this help message and exit'

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from typing import Final
@@ -12,6 +10,7 @@ from typing import Final
 import launcher
 from launcher.base.errors import LauncherError
 from launcher.base.text import printable_lines
+from launcher.cli import streams
 from launcher.cli.options import Parser
 from launcher.control.messages import SUMMARY
 
@@ -51,6 +50,11 @@ VERBS: Final[dict[str, tuple[str, str]]] = {
     "quickstart": ("quickstart", "start a model with default settings and send it one chat request"),
 }
 
+_EXIT_CODES: Final = (
+    "Exit codes: 0 done; 1 negative result; 2 the operator must change something; 3 no answer in time; 4 standard output "
+    "could not be written; 130 interrupted; 141 the reader of the output has gone."
+)
+
 
 def build_parser(only: str | None = None) -> Parser:
     """The parser; only the verb `only` has its arguments, or all verbs when it is None."""
@@ -58,6 +62,7 @@ def build_parser(only: str | None = None) -> Parser:
         prog="numa-launcher",
         description="Serve one OpenAI endpoint from NUMA-pinned vLLM instances.",
         allow_abbrev=False,
+        epilog=_EXIT_CODES,
     )
     parser.add_argument(
         "--version", action="version", version=f"numa-launcher {launcher.__version__}",
@@ -74,24 +79,22 @@ def build_parser(only: str | None = None) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. Exit code 0: done. 1: done, with a negative result. 2: the user must change something. 3: no answer
-    in time. 130: interrupted."""
-    arguments = sys.argv[1:] if argv is None else list(argv)
-    verb = next((word for word in arguments if word in VERBS), None)
-    args = build_parser(only=verb or "").parse(arguments)
-    module = importlib.import_module(f"launcher.cli.{VERBS[args.verb][0]}")
+    in time. 4: standard output could not be written. 130: interrupted. 141: the reader of the output has gone."""
+    return streams.guarded(lambda: _run(sys.argv[1:] if argv is None else list(argv)))
+
+
+def _run(arguments: list[str]) -> int:
     try:
+        verb = next((word for word in arguments if word in VERBS), None)
+        args = build_parser(only=verb or "").parse(arguments)
+        module = importlib.import_module(f"launcher.cli.{VERBS[args.verb][0]}")
         code: int = module.run(args)
-        sys.stdout.flush()
     except LauncherError as error:
         _print_error(error.message)
         _print_error(error.remedy)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        with contextlib.suppress(OSError):  # `numa-launcher logs 0 | head`: avoids a traceback at exit
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return code
 
 

@@ -94,11 +94,11 @@ def _edited(args: argparse.Namespace, text: str, hosts: Hosts, names: Sequence[s
 
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()):
         file = Path(folder, "api-keys")
-        file.write_text(key_file.unstamped(text))
+        file.write_text(key_file.unstamped(text), encoding="utf-8")
         file.chmod(0o600)
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             key.perform(args.key_action, args, str(file), states)
-        return (text if args.key_action == LIST else file.read_text()), printed.getvalue()
+        return (text if args.key_action == LIST else file.read_text(encoding="utf-8")), printed.getvalue()
 
 
 def _distribute(hosts: Hosts, text: str, names: list[str]) -> dict[str, str]:

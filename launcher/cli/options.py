@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn
 
 from launcher.base.errors import LauncherError
+from launcher.cli.streams import OutputError
 
 if TYPE_CHECKING:
     from launcher.config.schema import Config
@@ -309,6 +310,6 @@ class Output:
         self._write((_CLEAR if self._terminal else "") + "\n".join(lines) + "\n")
 
     def _write(self, text: str) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, OutputError):
             self._stream.write(text)
             self._stream.flush()
