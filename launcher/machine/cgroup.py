@@ -57,14 +57,14 @@ class _Mount:
 def read_limits(root: Root, *, slice_name: str | None = None) -> Limits:
     """The limits on this process (proc/self under `root`).
 
-    `slice_name`: a systemd slice whose memory and cpu time limits count as well, where it exists: instances run in it,
-    and not below this process's cgroup."""
+    `slice_name`: a systemd slice whose limits count as well, where it exists: instances run in it, and not below this
+    process's cgroup."""
     mounts = _mounts(root)
     places = _places(root)
     beside = None if slice_name is None else slice_path(slice_name)
     return Limits(
-        cpus=_cpuset(root, mounts, places, _CPUS),
-        mems=_cpuset(root, mounts, places, _MEMS),
+        cpus=_cpusets(root, mounts, places, _CPUS, beside),
+        mems=_cpusets(root, mounts, places, _MEMS, beside),
         memory_bytes=_memory(root, mounts, places, beside),
         cpu_quota=_cpu_quota(root, mounts, places, beside),
     )
@@ -74,6 +74,21 @@ def slice_path(name: str) -> str:
     """The cgroup of a systemd slice: "a-b.slice" is "/a.slice/a-b.slice" (systemd.slice(5)); "-.slice" is the root."""
     words = [] if name == "-.slice" else name.removesuffix(".slice").split("-")
     return "".join(f"/{'-'.join(words[:depth])}.slice" for depth in range(1, len(words) + 1)) or "/"
+
+
+def _cpusets(
+    root: Root,
+    mounts: list[_Mount],
+    places: dict[str, str],
+    names: dict[str, tuple[str, ...]],
+    beside: str | None,
+) -> CpuSet | None:
+    """The cpuset of this process, within that of the slice beside it (AllowedCPUs= and AllowedMemoryNodes=)."""
+    own = _cpuset(root, mounts, places, names)
+    if beside is None:
+        return own
+    other = _cpuset(root, mounts, dict.fromkeys(("", "cpuset"), beside), names)
+    return own if other is None else other if own is None else own & other
 
 
 def _cpuset(

@@ -66,7 +66,8 @@ def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
             "cpuset-narrow",
             f"cpus {left_out} of this machine are not allowed here (affinity, AllowedCPUs= or cpuset): the plan "
             f"leaves {len(left_out)} of {len(topology.online)} idle",
-            "widen the service's AllowedCPUs= or the container's --cpuset-cpus, or set layout.cpus if this is intended",
+            "widen AllowedCPUs= of the service and of its instances' slice, or the container's --cpuset-cpus, or set "
+            "layout.cpus if this is intended",
         )
 
 

@@ -212,3 +212,33 @@ def test_the_slice_of_the_instances_counts_for_cpu_time_and_memory(tmp_path: Pat
 def test_the_path_of_a_slice() -> None:
     assert slice_path("a-b-c.slice") == "/a.slice/a-b.slice/a-b-c.slice"
     assert slice_path("-.slice") == "/"
+
+
+SLICE = {
+    "proc/self/mountinfo": V2,
+    "proc/self/cgroup": "0::/system.slice/numa-launcher.service",
+    "sys/fs/cgroup/cpuset.cpus.effective": "0-63",
+    "sys/fs/cgroup/cpuset.mems.effective": "0-3",
+    "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-47",
+    "sys/fs/cgroup/system.slice/cpuset.mems.effective": "0-2",
+}
+
+
+def test_the_slice_of_instances_limits_their_cpus_and_memory_nodes(tmp_path: Path) -> None:
+    """AllowedCPUs= and AllowedMemoryNodes= of numa-launcher.slice: the daemon does not run below it."""
+    for name, text in SLICE.items():
+        put(tmp_path / name, text)
+    assert read_limits(Root(tmp_path), slice_name="numa-launcher.slice").cpus == CpuSet.parse("0-47")
+    put(tmp_path / "sys/fs/cgroup/numa.slice/numa-launcher.slice/cpuset.cpus.effective", "8-55")
+    put(tmp_path / "sys/fs/cgroup/numa.slice/numa-launcher.slice/cpuset.mems.effective", "1-3")
+    found = read_limits(Root(tmp_path), slice_name="numa-launcher.slice")
+    assert found == Limits(CpuSet.parse("8-47"), CpuSet.parse("1-2"), None)
+    assert read_limits(Root(tmp_path)) == Limits(CpuSet.parse("0-47"), CpuSet.parse("0-2"), None)
+
+
+def test_the_slice_of_instances_inherits_its_parents_cpuset(tmp_path: Path) -> None:
+    for name, text in SLICE.items():
+        put(tmp_path / name, text)
+    put(tmp_path / "sys/fs/cgroup/numa.slice/cpuset.cpus.effective", "0-7")
+    put(tmp_path / "sys/fs/cgroup/numa.slice/numa-launcher.slice/memory.max", "max")
+    assert read_limits(Root(tmp_path), slice_name="numa-launcher.slice").cpus == CpuSet.parse("0-7")
