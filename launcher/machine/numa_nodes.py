@@ -19,8 +19,10 @@ _SAME_MEMORY: Final = 0.1
 _POOL: Final = re.compile(r"hugepages-(?P<kib>[0-9]{1,12})kB")
 
 
-def node_cpus_of(files: Root, online: CpuSet, notes: list[str], conflicts: list[str]) -> dict[int, CpuSet]:
-    """Online cpus of each online NUMA node; empty without NUMA.
+def node_cpus_of(
+    files: Root, online: CpuSet, notes: list[str], conflicts: list[str], emulated: list[CpuSet]
+) -> dict[int, CpuSet]:
+    """Online cpus of each online NUMA node; empty without NUMA. Adds groups of emulated nodes to `emulated`.
 
     A cpu listed by several nodes belongs to the one of its cpuN/nodeM link. Raises LauncherError without such a link:
     hwloc would drop the later node, and with it memory that instances are bound to."""
@@ -44,10 +46,23 @@ def node_cpus_of(files: Root, online: CpuSet, notes: list[str], conflicts: list[
         return {0: online}
     clash = CpuSet(cpu for cpu, nodes in claims.items() if len(nodes) > 1)
     if clash:
-        node_of = {cpu: _linked_node(files, cpu, claims[cpu]) for cpu in clash}
+        emulated.extend(emulated_groups(files, result))
+        alike = CpuSet(node for group in emulated for node in group)
+        node_of = {
+            cpu: _first_link(files, cpu, claims[cpu])
+            if CpuSet(claims[cpu]) <= alike
+            else _linked_node(files, cpu, claims[cpu])
+            for cpu in clash
+        }
         result = {
             node: CpuSet(cpu for cpu in its if node_of.get(cpu, node) == node) for node, its in result.items()
         }
+        notes.extend(
+            f"nodes {group} are one: the kernel emulates them (numa=fake on its command line)"
+            for group in emulated
+        )
+        clash = CpuSet(cpu for cpu in clash if not CpuSet(claims[cpu]) <= alike)
+    if clash:
         conflicts.append(
             f"several NUMA nodes list cpus {clash}: each belongs to the node of its own link, cpuN/nodeM "
             f"({', '.join(f'node {node}: {its & clash}' for node, its in result.items() if its & clash)})"
@@ -56,6 +71,35 @@ def node_cpus_of(files: Root, online: CpuSet, notes: list[str], conflicts: list[
     if without:
         notes.append(f"cpus {without} are in no NUMA node: nothing is placed on them")
     return result
+
+
+_LOCAL: Final = 10
+"""Distance of a node to itself (ACPI, SLIT)."""
+
+
+def emulated_groups(files: Root, cpus_of: Mapping[int, CpuSet]) -> tuple[CpuSet, ...]:
+    """Nodes that the kernel made of one, by `numa=fake` (Documentation/admin-guide/kernel-parameters.txt): they list the
+    same cpus, and are as near to each other as each is to itself. `cpus_of`: as the nodes list them.
+
+    The command line is not asked: a kernel may be built with it, and a container may not read it."""
+    by_cpus: dict[CpuSet, list[int]] = defaultdict(list)
+    for node, cpus in cpus_of.items():
+        if cpus:
+            by_cpus[cpus].append(node)
+    ids = sorted(cpus_of)
+    groups = []
+    for nodes in by_cpus.values():
+        far = {node: _distances(files, node, ids) for node in nodes}
+        near = all(far[node].get(other) == _LOCAL for node in nodes for other in nodes)
+        if len(nodes) > 1 and near:
+            groups.append(CpuSet(nodes))
+    return tuple(sorted(groups, key=lambda group: group.first))
+
+
+def _first_link(files: Root, cpu: int, claims: list[int]) -> int:
+    """The node that an emulated one's cpu links to; kernels may link it to none or all of them."""
+    linked = files.ids(f"{CPU_FOLDER}/cpu{cpu}", "node") or CpuSet()
+    return min(linked & CpuSet(claims), default=min(claims))
 
 
 def _linked_node(files: Root, cpu: int, claims: list[int]) -> int:
@@ -90,6 +134,7 @@ def _gpu_nodes(files: Root) -> CpuSet:
 def read_nodes(
     files: Root, node_cpus: Mapping[int, CpuSet], socket_of: Mapping[int, int], notes: list[str]
 ) -> tuple[NumaNode, ...]:
+    """The nodes with their memory; `node_cpus` as `node_cpus_of` found them."""
     unknown: list[int] = []
     silent = CpuSet(node for node in node_cpus if files.text(_distance_file(node)) == "")
     nodes: list[NumaNode] = []

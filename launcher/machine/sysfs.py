@@ -59,7 +59,8 @@ def read_source(
     info = _cpu_info(files, notes)
     socket_of = read_sockets(files, online, notes, conflicts)
     cpus = [read_cpu(files, f"{CPU_FOLDER}/cpu{cpu}/topology", cpu, online, socket_of[cpu]) for cpu in online]
-    node_cpus = node_cpus_of(files, online, notes, conflicts)
+    emulated: list[CpuSet] = []
+    node_cpus = node_cpus_of(files, online, notes, conflicts, emulated)
     nodes = read_nodes(files, node_cpus, socket_of, notes)
     node_of = {cpu: node for node, its in node_cpus.items() for cpu in its}
     cpus = settle_cpus(files, CPU_FOLDER, cpus, node_of, conflicts)
@@ -74,7 +75,7 @@ def read_source(
         numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
         conflicts=tuple(conflicts), memory_limit_bytes=min(told, default=None),
-        cpu_quota=limits.cpu_quota,
+        cpu_quota=limits.cpu_quota, emulated=tuple(emulated),
         has_numa=bool(files.ids(NODE_FOLDER, "node")),
     )  # fmt: skip
 

@@ -111,8 +111,14 @@ class Topology:
     """CPU seconds per second that the cgroup allows this process (or the instances' slice); None: no limit."""
     conflicts: tuple[str, ...] = ()
     """Contradictory firmware maps, with what was used and what was ignored, one line each."""
+    emulated: tuple[CpuSet, ...] = ()
+    """Groups of nodes that the kernel made of one node each (numa=fake): equally near to the same cpus."""
     has_numa: bool = True
     """False for a kernel without NUMA: the single node is the whole machine, and memory cannot be bound."""
+
+    def emulated_with(self, node_id: int) -> CpuSet:
+        """The emulated nodes that one is made with, itself included; empty for a node that is not emulated."""
+        return next((group for group in self.emulated if node_id in group), CpuSet())
 
     def node(self, node_id: int) -> NumaNode:
         """The node with that id. Raises KeyError."""

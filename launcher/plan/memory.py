@@ -396,10 +396,25 @@ def _do_not_fit(
             f"cannot fit {counted(len(worst.slots), 'instance')} on node {worst.node}"
             + (f", nor those of nodes {others}" if others else "")
             + f": {_figures(worst)}; short by {-worst.left_bytes / GIB:.2f} GiB",
-            _larger_node(worst, here, topology, config, accepts)
-            if _lacks_room_for_one(worst, here)
-            else _less_on_node(worst, here),
+            _whole_node(worst, topology)
+            + (
+                _larger_node(worst, here, topology, config, accepts)
+                if _lacks_room_for_one(worst, here)
+                else _less_on_node(worst, here)
+            ),
         )
+
+
+def _whole_node(row: LedgerRow, topology: Topology) -> str:
+    """The first remedy of a node that the kernel emulates."""
+    group = topology.emulated_with(row.node or 0)
+    if not group:
+        return ""
+    size = sum(topology.node(node).memory_bytes for node in group)
+    return (
+        f"boot without numa=fake (numa=off on the kernel's command line): nodes {group} are then one of "
+        f"{format_size(size)}; or "
+    )
 
 
 def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:

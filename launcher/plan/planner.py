@@ -224,7 +224,7 @@ def _place(
                     socket=cores[0].key.socket,
                     node=node if topology.has_numa else None,
                     cpus=_cpus(cores, use_smt=config.layout.use_smt),
-                    membind=_membind(nodes, topology, targets, findings),
+                    membind=_membind(nodes, topology, targets, findings, config.engine.kind),
                     omp_cpus=omp,
                     remote=topology.has_numa and any(targets[its] != its for its in nodes),
                 ),
@@ -308,9 +308,14 @@ def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[Cpu
 
 
 def _membind(
-    nodes: set[int], topology: Topology, targets: Mapping[int, int | None], findings: list[Finding]
+    nodes: set[int],
+    topology: Topology,
+    targets: Mapping[int, int | None],
+    findings: list[Finding],
+    engine: EngineKind,
 ) -> CpuSet:
-    """The memory nodes for cores of `nodes`: each node itself, or the one that `memory_nodes` found."""
+    """The memory nodes for cores of `nodes`: each node itself, or the one that `memory_nodes` found; all nodes that the
+    kernel emulates with it, but for vLLM, which binds itself to one."""
     if not topology.has_numa:
         return CpuSet()
     bound: set[int] = set()
@@ -335,6 +340,8 @@ def _membind(
             finding = None
         if target is not None:
             bound.add(target)
+            if engine is EngineKind.COMMAND:
+                bound |= set(topology.emulated_with(target) & topology.allowed_nodes)
         if finding is not None and finding not in findings:
             findings.append(finding)
     return CpuSet(bound)
