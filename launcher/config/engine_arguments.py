@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, EngineKind
@@ -37,7 +37,7 @@ _READ: Final = frozenset({
     "--tensor-parallel-size", "--pipeline-parallel-size", "--data-parallel-size", "--kv-cache-memory-bytes",
     "--kv-cache-dtype", "--enforce-eager", "--disable-hybrid-kv-cache-manager", "--trust-remote-code", "--runner",
     "--lora-modules", "--generation-config", "--override-generation-config", "--enable-prompt-tokens-details",
-    "--shutdown-timeout", "--performance-mode", "--prefill-context-parallel-size",
+    "--shutdown-timeout", "--performance-mode", "--prefill-context-parallel-size", "--hf-overrides",
 })  # fmt: skip
 
 _NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
@@ -130,6 +130,34 @@ def value_of(arguments: Sequence[str], flag: str) -> str | None:
         following = arguments[index + 1 : index + 2]
         value = text if equals else following[0] if following and flag_of(following[0]) is None else None
     return value
+
+
+def json_of(arguments: Sequence[str], flag: str) -> dict[str, Any]:
+    """The object that `flag JSON` gives, with the values of its dotted form, `flag.KEY.INNER VALUE`; empty without one.
+
+    What cannot be read is left out: vLLM reports it when it starts."""
+    values: dict[str, Any] = {}
+    whole = _parsed(value_of(arguments, flag))
+    if isinstance(whole, dict):
+        values |= whole
+    for argument in arguments:
+        found = flag_of(argument)
+        if found is None or not found.startswith(f"{flag}."):
+            continue
+        *parts, last = found.removeprefix(f"{flag}.").replace("-", "_").split(".")
+        place = values
+        for part in parts:
+            inner = place.get(part)
+            place[part] = place = dict(inner) if isinstance(inner, dict) else {}
+        place[last] = _parsed(value_of(arguments, found))
+    return values
+
+
+def _parsed(text: str | None) -> object:
+    try:
+        return None if text is None else json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def value_given(arguments: Sequence[str], flag: str) -> str | None:

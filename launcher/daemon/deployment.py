@@ -18,6 +18,7 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.redaction import MASK, Redactor, masked_arguments
 from launcher.base.text import format_size
+from launcher.config.engine_arguments import json_of
 from launcher.config.schema import Config, EngineKind, Runtime, SpawnerKind
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Engine, Launch
@@ -348,4 +349,7 @@ def read_profiles(config: Config) -> dict[str, ModelProfile]:
         return {}
     from launcher.models.reader import read_profile  # noqa: PLC0415  heavy
 
-    return {model.name: read_profile(model.path, dtype_of(model, config)) for model in config.models}
+    overrides = json_of(config.engine.args, "--hf-overrides")
+    return {
+        model.name: read_profile(model.path, dtype_of(model, config), overrides) for model in config.models
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -11,7 +11,7 @@ from typing import Any, Final
 from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
-from launcher.config.engine_arguments import flag_of, has_flag, merge, value_of
+from launcher.config.engine_arguments import has_flag, json_of, merge, value_of
 from launcher.config.schema import Config, EngineKind, Model
 from launcher.engines.base import Launch, secret_names
 from launcher.engines.numactl import Binding
@@ -208,7 +208,7 @@ def sampling_defaults(config: Config, model: str) -> dict[str, float]:
         return {}
     arguments = config.engine.args
     source = value_of(arguments, _GENERATION) or "auto"
-    override = _override(arguments)
+    override = json_of(arguments, _OVERRIDE)
     found = {} if source == "vllm" else _read(_folder(config, model, source))
     taken = {name: value for name, value in (found | override).items() if name in TAKEN and _is_number(value)}
     limit = taken.pop("max_new_tokens", None)
@@ -249,23 +249,3 @@ def _read(folder: Path | None) -> dict[str, Any]:
             return {}
         return parsed if isinstance(parsed, dict) else {}
     return {}
-
-
-def _override(arguments: Sequence[str]) -> dict[str, Any]:
-    """Of `--override-generation-config JSON` and of its dotted form, `--override-generation-config.KEY VALUE`."""
-    values: dict[str, Any] = {}
-    whole = _parsed(value_of(arguments, _OVERRIDE))
-    if isinstance(whole, dict):
-        values |= whole
-    for argument in arguments:
-        flag = flag_of(argument)
-        if flag is not None and flag.startswith(f"{_OVERRIDE}."):
-            values[flag.removeprefix(f"{_OVERRIDE}.").replace("-", "_")] = _parsed(value_of(arguments, flag))
-    return values
-
-
-def _parsed(text: str | None) -> object:
-    try:
-        return None if text is None else json.loads(text)
-    except (ValueError, RecursionError):
-        return None

@@ -97,7 +97,7 @@ class ModelProfile:
     unmapped_bytes: int = 0
     """The largest weight file that is read, not mapped (*.bin)."""
     file_format: str | None = None
-    """safetensors, bin or gguf."""
+    """safetensors, bin, pt, gguf or tensors."""
     unread: str | None = None
     """The reason why the KV cache is not known, although the files are here."""
     assumed: tuple[str, ...] = ()

@@ -48,7 +48,7 @@ class Weights:
     """The output projection is the embedding."""
     source: str = "unknown"
     file_format: str | None = None
-    """safetensors, bin or gguf."""
+    """safetensors, bin, pt, gguf or tensors."""
     projections: Projections = field(default_factory=dict)
     """Output widths of attention's projections, where the headers show them."""
 
@@ -58,7 +58,9 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
 
     1. safetensors: floating-point tensors count in the engine's type, packed ones as they are.
     2. *.bin: sizes of the storages in the archive (of old files: file sizes), scaled from config.json's type.
-    3. GGUF: as they are.
+    3. *.pt as *.bin.
+    4. GGUF: as they are.
+    5. Tensorizer's *.tensors: the size of the files.
 
     Raises ValueError without weights or for a broken file."""
     tied = _tied(config)
@@ -68,9 +70,26 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
         return _sum(tensors, dtype, tied=tied, files=files, source=source)
     if files := weight_files.torch_files_in(folder):
         return _torch(files, config, dtype)
+    if files := [file for file in sorted(folder.glob("*.pt")) if file.name not in _NO_WEIGHTS]:
+        return _torch(files, config, dtype)
     if files := sorted(folder.glob("*.gguf")):
         return gguf_weights(files, [gguf.read_gguf(file) for file in files])
-    raise ValueError("it has no *.safetensors, *.bin or *.gguf files")
+    if files := sorted(folder.glob("*.tensors")):
+        return _whole_files(files, tied=tied)
+    raise ValueError("it has no *.safetensors, *.bin, *.pt, *.gguf or *.tensors files")
+
+
+def _whole_files(files: list[Path], *, tied: bool | None) -> Weights:
+    """A format whose headers are not read: tensors as stored, and some kilobytes of headers."""
+    sizes = [file.stat().st_size for file in files]
+    return Weights(
+        total_bytes=sum(sizes), file_bytes=max(sizes), tied=bool(tied), source=f"file sizes of {_count(files)}, as stored",
+        file_format=files[0].suffix.removeprefix("."),
+    )  # fmt: skip
+
+
+# States of a training (vllm/model_executor/model_loader/weight_utils.py, filter_files_not_needed_for_inference).
+_NO_WEIGHTS: Final = frozenset({"optimizer.pt", "scheduler.pt", "scaler.pt"})
 
 
 def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
@@ -148,7 +167,7 @@ def _torch(files: list[Path], config: Mapping[str, Any], dtype: str) -> Weights:
         file_bytes=biggest,
         unmapped_bytes=biggest,
         tied=bool(_tied(config)),
-        file_format="bin",
+        file_format=files[0].suffix.removeprefix("."),
         source=f"{how} of {_count(files)}, "
         + ("as stored" if packed else f"{named or 'float32'} as {_named(dtype)}"),
     )
@@ -168,13 +187,16 @@ def _count(files: list[Path]) -> str:
 _REPO_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 _COMMIT: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,250}", re.ASCII)
 _REMEDY: Final = (
-    "give models.path a directory with config.json and *.safetensors, *.bin or *.gguf files, or a Hugging Face "
+    "give models.path a directory with config.json and *.safetensors, *.bin, *.pt or *.gguf files, or a Hugging Face "
     "repository id"
 )
 
 
-def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
-    """The memory profile of a model directory, or of a repository id in the local Hugging Face cache.
+def read_profile(
+    path: str, dtype: str = "bfloat16", overrides: Mapping[str, Any] | None = None
+) -> ModelProfile:
+    """The memory profile of a model directory, or of a repository id in the local Hugging Face cache. `overrides`: the
+    operator's --hf-overrides.
 
     A repository id that is not cached gives `UNKNOWN`; a description that cannot be understood a profile with `unread`.
     Raises LauncherError `cannot read model …` for files that are missing or broken."""
@@ -184,7 +206,7 @@ def read_profile(path: str, dtype: str = "bfloat16") -> ModelProfile:
     try:
         gguf_files = sorted(folder.glob("*.gguf"))
         if any((folder / name).exists() for name in _DESCRIPTIONS) or not gguf_files:
-            config = _description(path, folder)
+            config = overridden(_description(path, folder), overrides or {})
             weights = read_weights(folder, config, dtype)
         else:
             headers = [read_gguf(file) for file in gguf_files]
@@ -238,6 +260,24 @@ def _description(path: str, folder: Path) -> dict[str, Any]:
     if "quantization_config" not in config and (quantization := _optional(folder / "hf_quant_config.json")):
         return config | {"quantization_config": quantization}
     return config
+
+
+# Objects of a description that are no parts with a class of their own.
+_WHOLE: Final = frozenset({"quantization_config", "compression_config"})
+
+
+def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """The description with the operator's keys: those of a part one by one, other objects whole (vllm/config/model.py,
+    _apply_dict_overrides, 0.32)."""
+    found = dict(config)
+    for key, value in overrides.items():
+        part = found.get(key)
+        nested = key.endswith("_config") and key not in _WHOLE
+        if nested and isinstance(value, dict) and isinstance(part, dict):
+            found[key] = overridden(part, value)
+        else:
+            found[key] = value
+    return found
 
 
 def _beside(folder: Path) -> Beside:

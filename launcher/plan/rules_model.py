@@ -230,6 +230,18 @@ def quantization(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def weights_format(subject: Subject) -> Iterator[Finding]:
+    """Tensorizer's files (--load-format tensorizer) have no header that is read here."""
+    for model, profile in subject.models():
+        if profile.file_format == "tensors":
+            yield warning(
+                "weights-format",
+                f"the weights of {model.name!r} are *.tensors files, whose headers are not read: the plan counts the "
+                "size of the files",
+                'add "--load-format", "tensorizer" to engine.args, and check the memory at the first start',
+            )
+
+
 def kv_cache_type(subject: Subject) -> Iterator[Finding]:
     """The CPU's attention stores K and V in the model's type or in fp8, a latent in the model's type only."""
     for model, profile in subject.models():
@@ -287,7 +299,7 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
 MODEL_RULES: Final[tuple[Rule, ...]] = (
     block_size, latent_attention, head_size, float16_on_zen, tensor_parallel, context_length, quantization,
     kv_cache_type, kv_whole_gib, sliding_window, unknown_state, assumed_sizes, stale_defaults, cpu_backend,
-    engine_said,
+    engine_said, weights_format,
 )  # fmt: skip
 
 

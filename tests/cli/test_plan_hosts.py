@@ -255,6 +255,23 @@ def test_mistrals_own_files_are_enough(plan: Any, tmp_path: Path) -> None:
     assert not found["violations"]
 
 
+def test_what_engine_args_override_in_a_description_is_planned(plan: Any, tmp_path: Path) -> None:
+    folder = model(tmp_path / "model", LLAMA)
+    words = ("--hf-overrides", '{"num_key_value_heads": 2}', "--hf-overrides.max_position_embeddings", "8192")
+    found = plan("epyc-9755-1p", "--set", f"engine.args={json.dumps(words)}", folder=folder)
+    (its,) = found["models"]
+    assert (its["max_model_len"], its["layers"][0]["kv_heads"]) == (8192, 2)
+    assert not found["violations"]
+
+
+def test_weights_whose_headers_are_not_read_are_a_warning(plan: Any, tmp_path: Path) -> None:
+    folder = Path(model(tmp_path / "model", LLAMA))
+    (folder / "model.safetensors").rename(folder / "model.tensors")
+    found = plan("epyc-9755-1p", folder=str(folder))
+    assert not found["violations"]
+    assert "weights-format" in codes(found, "warning")
+
+
 @pytest.mark.parametrize("config", [{"model_type": "nobody_knows"}, {"num_hidden_layers": "many"}, {}])
 def test_what_is_not_understood_starts_with_an_explicit_cache(
     plan: Any, tmp_path: Path, config: Said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.engine_arguments import flag_of, has_flag, lora_adapters, merge, value_of
+from launcher.config.engine_arguments import flag_of, has_flag, json_of, lora_adapters, merge, value_of
 from launcher.config.schema import Config, Engine, EngineKind, Model
 
 
@@ -24,6 +24,25 @@ from launcher.config.schema import Config, Engine, EngineKind, Model
 )
 def test_flag_of(argument: str, flag: str | None) -> None:
     assert flag_of(argument) == flag
+
+
+@pytest.mark.parametrize(
+    ("arguments", "value"),
+    [
+        ((), {}),
+        (("--x", '{"a": 1}'), {"a": 1}),
+        (("--x", "[1]"), {}),
+        (("--x", "{"), {}),
+        (("--x={}", "--x.b-c", "2"), {"b_c": 2}),
+        (
+            ("--x", '{"a": {"b": 1}}', "--x.a.c=true", "--x.d.e", '"f"'),
+            {"a": {"b": 1, "c": True}, "d": {"e": "f"}},
+        ),
+        (("--x.a", "1", "--x.a.b", "2"), {"a": {"b": 2}}),
+    ],
+)
+def test_an_object_in_either_form(arguments: tuple[str, ...], value: object) -> None:
+    assert json_of(arguments, "--x") == value
 
 
 def test_merge_keeps_order_and_values() -> None:

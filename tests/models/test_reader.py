@@ -408,3 +408,37 @@ def test_a_config_json_nested_too_deeply(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"a":' * 99_999)
     with pytest.raises(LauncherError, match=r"config\.json"):
         read_profile(path)
+
+
+def test_what_the_operator_overrides_is_read_as_vllm_applies_it(tmp_path: Path) -> None:
+    """--hf-overrides: keys of the description, those of its parts one by one, other objects whole (config/model.py)."""
+    path = model(tmp_path / "a", {**LLAMA, "rope_scaling": {"rope_type": "linear", "factor": 4.0}})
+    assert read_profile(path).max_model_len == 4 * 131072
+    longer = read_profile(
+        path, overrides={"max_position_embeddings": 1000, "rope_scaling": {"factor": 2.0, "type": "linear"}}
+    )
+    assert longer.max_model_len == 2000
+    nested = model(tmp_path / "b", {"architectures": ["Vision"], "text_config": LLAMA})
+    its = read_profile(nested, overrides={"text_config": {"num_key_value_heads": 2}})
+    assert (its.num_kv_heads, its.max_model_len) == (2, 131072)
+    unread = read_profile(path, overrides={"num_hidden_layers": "x", "hidden_size": -5})
+    assert unread.unread is not None
+
+
+def test_states_of_a_training_are_no_weights(tmp_path: Path) -> None:
+    path = Path(model(tmp_path, LLAMA))
+    (path / "model.safetensors").rename(path / "optimizer.pt")
+    with pytest.raises(LauncherError, match="it has no"):
+        read_profile(str(path))
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.tensors"])
+def test_weights_in_another_format_count_with_the_size_of_their_files(tmp_path: Path, name: str) -> None:
+    path = Path(model(tmp_path, LLAMA))
+    (path / "model.safetensors").unlink()
+    (path / name).write_bytes(b"x" * 1000)
+    profile = read_profile(str(path), "bfloat16")
+    assert profile.weights_bytes in {500, 1000}
+    assert profile.file_format == name.partition(".")[2]
+    assert "file sizes of" in profile.weights_source
+    assert profile.known

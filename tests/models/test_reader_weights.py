@@ -225,7 +225,7 @@ def test_nested_type_and_no_file(tmp_path: Path) -> None:
     write_bin(tmp_path / "pytorch_model.bin", 400)
     assert read_weights(tmp_path, config, "float32").total_bytes == 800
     (tmp_path / "pytorch_model.bin").unlink()
-    with pytest.raises(ValueError, match=r"no \*\.safetensors, \*\.bin or \*\.gguf"):
+    with pytest.raises(ValueError, match=r"no \*\.safetensors, \*\.bin, \*\.pt, \*\.gguf or"):
         read_weights(tmp_path, config, "float32")
 
 
