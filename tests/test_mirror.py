@@ -38,6 +38,7 @@ SEVERAL_MODULES = {
     "plan/test_amd_golden": "planner and engines against AMD's published pattern",
     "plan/test_docs": "docs/planning.md against the planner",
     "plan/test_invariants": "properties of every plan",
+    "plan/test_published_models": "reader and planner on the models of published results",
     "plan/test_unusual_machines": "planner, renderings and pictures on unusual machines",
     "balancing/test_release": "what balancer, load and estimators learn when requests end",
     "proxy/continuation/test_token_ids": "plan, splicer and transcript of streams with token ids",
