@@ -96,8 +96,9 @@ class Splicer:
             chunk["id"] = known.id
             chunk |= {"created": known.created} if "created" in chunk else {}
             chunk |= {"model": known.model} if "model" in chunk else {}
-        if chunk.get("usage"):
-            self._add_up(chunk["usage"])
+        usage = chunk.get("usage")
+        if isinstance(usage, dict) and usage:  # a string stands for null
+            self._add_up(usage)
         choices = chunk["choices"]
         if choices and self._plan.prompt_ids is not None:
             self._take_ids(chunk, choices[0])

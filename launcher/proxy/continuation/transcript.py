@@ -218,7 +218,8 @@ class Transcript:
         if self.id is None:
             self.id, self.created = chunk["id"], chunk.get("created")
             self.model, self.object = chunk.get("model"), chunk.get("object")
-        usage = chunk.get("usage")
+        said = chunk.get("usage")
+        usage = said if isinstance(said, dict) else None  # a string stands for null
         self.usage_seen = self.usage_seen or bool(usage)
         if not choices:
             return None

@@ -67,7 +67,10 @@ def usage_of(data: bytes, before: Counts | None = None) -> Counts | None:
     if data.find(b'_input_tokens"', at) >= 0:
         cached, created = _CACHE_READ.search(data, at), _CACHE_CREATED.search(data, at)
         tokens += (int(cached[1]) if cached else 0) + (int(created[1]) if created else 0)
-    return tokens, int(completion[1]) if completion else 0, int(cached[1]) if cached else None
+    output = int(completion[1]) if completion else 0
+    if not tokens and not output:
+        return before  # no request is so small: a server without null has not counted yet
+    return tokens, output, int(cached[1]) if cached else None
 
 
 def _last_usage(data: bytes) -> int:

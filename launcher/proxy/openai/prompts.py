@@ -212,6 +212,8 @@ def said_usage(data: bytes, *, output: bool = True) -> SaidUsage | None:
         completion = 0
     if prompt is None or completion is None or of_cache is None or of_cache > prompt:
         return None
+    if not prompt and not completion:
+        return None  # no request is so small: a server without null has not counted
     return SaidUsage(prompt, completion, of_cache)
 
 

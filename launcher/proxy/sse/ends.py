@@ -1,20 +1,22 @@
 """The meaning of events: a part of the answer, nothing yet, the end of their stream, or that the engine gave the request up.
 
-Sources: vLLM 0.32 and 0.33, entrypoints/anthropic/serving.py, cohere/serving.py, openai/responses/serving.py. Only events
-that may be the last ones are decoded, by a sign; texts may hold the same words.
+Sources: vLLM 0.32 and 0.33, entrypoints/anthropic/serving.py, cohere/serving.py, openai/responses/serving.py; the APIs'
+references. Only events that may be the last ones are decoded, by a sign; texts may hold the same words.
+
+A field is set if it holds a value of its API. Servers whose language has no null write "" for "not yet", others "null".
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final, assert_never
 
 import msgspec
 
 _UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_LAST_TYPES: Final = frozenset({"response.completed", "response.incomplete"})
-_NO_END: Final = frozenset({"cancelled", "failed"})  # status of a response that its client has not cancelled
 
 
 class StreamEnd(StrEnum):
@@ -35,23 +37,101 @@ class Event(StrEnum):
     CLOSING = "closing"  # the engine says why it ends; one event must follow
     LAST = "last"
     GIVEN_UP = "given up"  # the engine aborted the request
+    ERROR = "error"  # the engine tells an error, whatever the event's name
 
+
+@dataclass(frozen=True, slots=True)
+class _Last:
+    """An event that may end a stream, if its reason says so."""
+
+    event: Event
+    at: tuple[str, ...] = ()  # the fields that lead to the reason; (): it needs none
+    absent: Event = Event.USUAL  # what it is where that field is missing
+
+
+@dataclass(frozen=True, slots=True)
+class _Api:
+    """What ends a stream of an API, and which reasons say that an answer is whole."""
+
+    last: Mapping[str, _Last]  # by the event's type
+    field: str  # a whole response's, with its reason
+    reasons: frozenset[str] | None  # all with which it is whole; None: the API may get more
+    given_up: frozenset[str]  # with these it is not
+    errors: frozenset[str]  # types of events that tell an error
+
+
+NO_REASONS: Final = frozenset({"", "null"})
+"""Strings that stand for null."""
+# vLLM 0.32, v1/engine/__init__.py: FinishReason.ABORT, ERROR. Engines that translate reasons may pass these on.
+_NOT_WHOLE: Final = frozenset({"abort", "error"})
+
+_APIS: Final[dict[StreamEnd, _Api]] = {
+    # Chats, completions, generate, audio: each choice has a reason, [DONE] ends the stream. OpenAI's API reference, "chat
+    # completion chunk"; "repetition": vLLM 0.32.
+    StreamEnd.DONE: _Api(
+        last={},
+        field="finish_reason",
+        reasons=frozenset({"stop", "length", "tool_calls", "function_call", "content_filter", "repetition"}),
+        given_up=_NOT_WHOLE,
+        errors=frozenset({"error"}),
+    ),
+    # Cohere's API reference, chat v2: `finish_reason`.
+    StreamEnd.MESSAGE_END: _Api(
+        last={"message-end": _Last(Event.CLOSING, ("delta", "finish_reason"), absent=Event.GIVEN_UP)},
+        field="finish_reason",
+        reasons=None,
+        given_up=_NOT_WHOLE | {"ERROR", "ERROR_LIMIT", "ERROR_TOXIC", "TIMEOUT", "USER_CANCEL"},
+        errors=frozenset(),
+    ),
+    # Anthropic's API reference, "Streaming messages": message_delta tells any change of the message. `null` there is vLLM's
+    # "abort", which has no counterpart in this API.
+    StreamEnd.MESSAGE_STOP: _Api(
+        last={
+            "message_delta": _Last(Event.CLOSING, ("delta", "stop_reason")),
+            "message_stop": _Last(Event.LAST),
+        },
+        field="stop_reason",
+        reasons=None,
+        given_up=_NOT_WHOLE,
+        errors=frozenset({"error"}),
+    ),
+    # OpenAI's API reference, "the response object": `status`, which need not be there.
+    StreamEnd.RESPONSE_COMPLETED: _Api(
+        last={
+            type_: _Last(Event.LAST, ("response", "status"), absent=Event.LAST)
+            for type_ in ("response.completed", "response.incomplete")
+        },
+        field="status",
+        reasons=frozenset({"completed", "incomplete"}),
+        given_up=frozenset({"cancelled", "failed"}),
+        errors=frozenset({"error", "response.failed"}),
+    ),
+}
 
 SIGNS: Final[dict[StreamEnd, tuple[bytes, ...]]] = {
     StreamEnd.DONE: (),
     StreamEnd.MESSAGE_END: (b"message-end",),
     StreamEnd.MESSAGE_STOP: (b"message_delta", b"message_stop"),
-    StreamEnd.RESPONSE_COMPLETED: (b"response.completed", b"response.incomplete"),
+    StreamEnd.RESPONSE_COMPLETED: (b"response.completed", b"response.incomplete", b"response.failed"),
 }
-"""Of events that `read_event` must see, beside `data: [DONE]`."""
+"""Of events that `read_event` must see, beside `data: [DONE]` and errors."""
 
-MARKS: Final[dict[StreamEnd, bytes]] = {
-    StreamEnd.DONE: b"[DONE]",
-    StreamEnd.MESSAGE_END: b"message-end",
-    StreamEnd.MESSAGE_STOP: b"message_",
-    StreamEnd.RESPONSE_COMPLETED: b"complete",
+MARKS: Final[dict[StreamEnd, tuple[bytes, bytes]]] = {
+    StreamEnd.DONE: (b"[DONE]", b"\0"),
+    StreamEnd.MESSAGE_END: (b"message-end", b"\0"),
+    StreamEnd.MESSAGE_STOP: (b"message_", b"\0"),
+    StreamEnd.RESPONSE_COMPLETED: (b"complete", b"failed"),
 }
-"""In each event that has one of the signs: one search is all that the fast path affords."""
+"""One of them is in each event that has one of the signs: two searches are all that the fast path affords. No event has a
+null byte."""
+
+USUAL_KEYS: Final[dict[StreamEnd, bytes]] = {
+    StreamEnd.DONE: b'"choices"',
+    StreamEnd.MESSAGE_END: b'"delta"',
+    StreamEnd.MESSAGE_STOP: b'"delta"',
+    StreamEnd.RESPONSE_COMPLETED: b'"delta"',
+}
+"""Once in each event of the API that brings a piece of text, and in no ping."""
 
 
 # The fields of an object, not decoded: one of them may be a whole response, of any shape.
@@ -60,14 +140,7 @@ _Said = dict[str, msgspec.Raw]
 
 # --- Choices: chats, completions, generate, audio. ---
 
-# Why a choice ended: OpenAI's API reference, "chat completion chunk", and vLLM 0.32 (v1/engine/__init__.py).
-_REASONS: Final = frozenset(
-    {"stop", "length", "tool_calls", "function_call", "content_filter", "abort", "error", "repetition"}
-)
-NO_REASONS: Final = frozenset({"", "null"})
-"""Before a choice's last event the API's value is null. SGLang, TGI and older Ollama write "", others "null"."""
-# An answer that ends so is not whole: the engine gave it up, or failed (vLLM 0.32: FinishReason.ABORT, ERROR).
-_NOT_WHOLE: Final = frozenset({"abort", "error"})
+_REASONS: Final = (_APIS[StreamEnd.DONE].reasons or frozenset()) | _NOT_WHOLE
 _REASON_SIGN: Final = re.compile(rb'"finish_reason"\s*:\s*"[^"]')
 
 
@@ -139,6 +212,8 @@ def _brings(end: StreamEnd, said: _Said) -> bool:
     match end:
         case StreamEnd.DONE:
             choices = _decoded(said, "choices")
+            if choices is None and "choices" in said:
+                return False
             return not isinstance(choices, list) or any(map(_choice_brings, choices))
         case StreamEnd.MESSAGE_STOP:
             return _anthropic_brings(said)
@@ -169,6 +244,10 @@ def _anthropic_brings(said: _Said) -> bool:
             return isinstance(message, dict) and _is_filled(message.get("content"))
         case "content_block_start":
             return _begun_brings(_decoded(said, "content_block"))
+        case "message_delta":
+            return _read(StreamEnd.MESSAGE_STOP, said) is Event.CLOSING
+        case "content_block_stop" | "message_stop":
+            return False
         case _:
             return True
 
@@ -209,67 +288,76 @@ def _is_filled(value: Any) -> bool:
     return bool(value)
 
 
-# --- Other APIs. ---
+# --- Ends and errors. ---
 
-_NULL: Final = b"null"
+_ERROR_KEY: Final = b'"error"'
 _FIELD_BYTES: Final = 256  # of a name or a reason
+_GAVE_UP: Final = re.compile(rb'"finish_reason"\s*:\s*"(?:abort|error)"')
 
 
 def read_event(end: StreamEnd, data: bytes) -> Event:
     """What an event of these data says of the end of its stream; [DONE] is not asked about."""
-    if not any(sign in data for sign in SIGNS[end]):
+    if _ERROR_KEY not in data and not any(sign in data for sign in SIGNS[end]):
         return Event.USUAL
-    said = _object(data)
-    match end:
-        case StreamEnd.MESSAGE_END:
-            return _of_cohere(said)
-        case StreamEnd.MESSAGE_STOP:
-            return _of_anthropic(said)
-        case StreamEnd.RESPONSE_COMPLETED:
-            return _of_response(said)
-        case StreamEnd.DONE:
-            return Event.USUAL
-    assert_never(end)
+    return _read(end, _object(data))
 
 
-def _of_cohere(said: _Said) -> Event:
-    if _text(said, "type") != "message-end":
-        return Event.USUAL
-    return Event.GIVEN_UP if _text(_inner(said, "delta"), "finish_reason") == "ERROR" else Event.CLOSING
+def _read(end: StreamEnd, said: _Said) -> Event:
+    api, type_ = _APIS[end], _text(said, "type")
+    if type_ in api.errors or _tells_error(said):
+        return Event.ERROR
+    last = api.last.get(type_)
+    if last is None or not last.at:
+        return Event.USUAL if last is None else last.event
+    *path, name = last.at
+    for outer in path:
+        said = _inner(said, outer)
+    if name not in said:
+        return last.absent
+    return last.event if _is_whole(api, _text(said, name)) else Event.GIVEN_UP
 
 
-def _of_anthropic(said: _Said) -> Event:
-    match _text(said, "type"):
-        case "message_delta":
-            # null: the engine's "abort", which has no counterpart in Anthropic's API. Absent is not null.
-            return Event.GIVEN_UP if _value(_inner(said, "delta"), "stop_reason") == _NULL else Event.CLOSING
-        case "message_stop":
-            return Event.LAST
-        case _:
-            return Event.USUAL
+def _is_whole(api: _Api, reason: str) -> bool:
+    """`reason`: empty where it is no string, which is no reason in any API."""
+    if reason in NO_REASONS or reason in api.given_up:
+        return False
+    return api.reasons is None or reason in api.reasons
 
 
-def _of_response(said: _Said) -> Event:
-    if _text(said, "type") not in _LAST_TYPES:
-        return Event.USUAL
-    return Event.GIVEN_UP if _text(_inner(said, "response"), "status") in _NO_END else Event.LAST
+def _tells_error(said: _Said) -> bool:
+    """Whether the field `error` is set, whatever stands beside it."""
+    if "error" not in said:
+        return False
+    error = _decoded(said, "error")
+    return error not in NO_REASONS if isinstance(error, str) else bool(error)
 
 
 def gave_up(end: StreamEnd, body: bytes) -> bool:
     """Whether a whole response, JSON of status 200, says that the engine aborted the request."""
+    api = _APIS[end]
     match end:
         case StreamEnd.DONE:
-            return False
-        case StreamEnd.MESSAGE_END:
-            return b'"ERROR"' in body and _text(_object(body), "finish_reason") == "ERROR"
+            return aborted(body)
         case StreamEnd.MESSAGE_STOP:
-            # vLLM leaves out what is null.
-            said = _object(body) if b'"stop_reason":"' not in body else {}
-            return _text(said, "type") == "message" and _value(said, "stop_reason") in {b"", _NULL}
+            said = _object(body)  # vLLM leaves out what is null
+            return _text(said, "type") == "message" and not _is_whole(api, _text(said, api.field))
+        case StreamEnd.MESSAGE_END:
+            said = _object(body)
+            return api.field in said and not _is_whole(api, _text(said, api.field))
         case StreamEnd.RESPONSE_COMPLETED:
-            suspect = b'"cancelled"' in body or b'"failed"' in body
-            return suspect and _text(_object(body), "status") in _NO_END
+            # A response in the background is "queued".
+            said = _object(body)
+            status = _text(said, api.field)
+            return api.field in said and (status in NO_REASONS or status in api.given_up)
     assert_never(end)
+
+
+def aborted(answer: bytes) -> bool:
+    """Whether an event, or a whole response, says that the engine gave a choice up.
+
+    vLLM 0.32 ends requests this way during engine shutdown, with status 200 (v1/engine/core.py).
+    """
+    return _GAVE_UP.search(answer) is not None
 
 
 def _object(data: bytes) -> _Said:

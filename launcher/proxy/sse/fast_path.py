@@ -6,8 +6,8 @@ kinds of streams:
 
     plain           one event per token, alike but for the text: EventPattern; the read goes on as it came
     with token ids  the instance was asked for token ids, the client gets null in their place
-    any events      nothing is kept of the stream; an event is usual if its data begins and ends as a JSON object does, and
-                    tells no end, no error and no usage
+    any events      nothing is kept of the stream; an event is usual if its data begins and ends as a JSON object does, has
+                    the key of the API's pieces of text, and tells no end, no error and no usage
 
 An event of the first two kinds is JSON but for its text, which is not looked into; of the third kind no more than the two
 ends are checked. Half an event, as a dying engine writes it, has another end: it takes the slow path, which parses it
@@ -22,7 +22,7 @@ import re
 from collections.abc import Callable
 from typing import Final
 
-from launcher.proxy.sse.ends import MARKS, StreamEnd
+from launcher.proxy.sse.ends import MARKS, USUAL_KEYS, StreamEnd
 
 NEVER: Final = b"\x00"  # in no event
 SIZES: Final = 4096  # bytes of a chunk with its framing; a longer one takes the slow path
@@ -43,7 +43,10 @@ NO_USAGE: Final = (
 )
 _REASON: Final = b'"finish_reason"'
 _NO_REASON: Final = b'"finish_reason":null'
-_NO_REASON_SPACED: Final = b'"finish_reason": null'
+# The same as other servers write it (sse/ends.py, NO_REASONS).
+_NO_REASONS: Final = tuple(
+    b'"finish_reason":' + value for value in (b" null", b'""', b' ""', b'"null"', b' "null"')
+)
 _TEXT_KEY = re.compile(rb'"(?:content|text)":"')
 ESCAPED_TEXT: Final = re.compile(rb'(?:[^"\\]|\\.)*+', re.DOTALL)  # a JSON string's inside
 
@@ -120,8 +123,8 @@ class FastPath:
     """One upstream connection's fast path. Armed at a chunk's boundary, by the slow path, once a stream is usual."""
 
     __slots__ = (
-        "_any", "_client_end", "_end", "_mark", "_prefix", "_skip", "_tail", "_text", "_until", "_without_ids", "_write",
-        "bytes", "events",
+        "_any", "_client_end", "_end", "_has_choices", "_key", "_mark", "_other_mark", "_prefix", "_skip", "_tail", "_text",
+        "_until", "_without_ids", "_write", "bytes", "events",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -130,7 +133,8 @@ class FastPath:
         self._text: bytearray
         self._write: Callable[[bytes], None]
         self._client_end = b""
-        self._mark = NEVER
+        self._mark = self._other_mark = self._key = NEVER
+        self._has_choices = False
         self.disarm()
 
     def disarm(self) -> None:
@@ -166,7 +170,8 @@ class FastPath:
     ) -> None:
         """Relay any usual events. `without_ids`: with null in the place of token ids; `end`: of the stream."""
         self.disarm()
-        self._mark = MARKS[end]
+        self._mark, self._other_mark = MARKS[end]
+        self._key, self._has_choices = USUAL_KEYS[end], end is StreamEnd.DONE
         self._any, self._without_ids, self._write = True, without_ids, write
 
     def data_received(self, data: bytes) -> bool:
@@ -236,16 +241,18 @@ class FastPath:
             not data.endswith(_EVENT_END)
             or _OBJECT not in data
             or b"error" in data
-            or b"failed" in data
-            or b"ping" in data
-            or b'"keepalive"' in data
             or self._mark in data
-            or _ends_choice(data)
+            or self._other_mark in data
             or (b'"usage"' in data and data.count(b'"usage"') != data.count(NO_USAGE))
         ):
             return False
         # Two events and their chunk's framing have six line ends or more; this count is the cheaper one.
         events = 1 if data.count(b"\n") < 6 else data.count(_BLANK_LINE)
+        reasons = data.count(_REASON) if self._has_choices else 0
+        if (reasons and reasons != data.count(_NO_REASON) and _ends_choice(data, reasons)) or (
+            reasons != events and data.count(self._key) != events  # others are rare, and one may be a ping
+        ):
+            return False
         if (
             events == 1
             and len(data) < SIZES
@@ -271,10 +278,9 @@ class FastPath:
         return True
 
 
-def _ends_choice(data: bytes) -> bool:
-    """Whether a choice may say why it ends: not all finish_reasons are null."""
-    reasons = data.count(_REASON)
-    return reasons > 0 and reasons != data.count(_NO_REASON) and reasons != data.count(_NO_REASON_SPACED)
+def _ends_choice(data: bytes, reasons: int) -> bool:
+    """Whether a choice may say why it ends: not all of so many finish_reasons are as one server writes null."""
+    return all(reasons != data.count(form) for form in _NO_REASONS)
 
 
 def _are_objects(data: bytes, events: int, chunks: list[bytes]) -> bool:

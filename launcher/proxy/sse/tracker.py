@@ -27,6 +27,7 @@ from launcher.proxy.sse.ends import (
     SIGNS,
     Event,
     StreamEnd,
+    aborted,
     brings_output,
     finished_choices,
     is_ping,
@@ -39,11 +40,9 @@ _PING_BYTES = 256
 _PING_EVENT_BYTES = 4096  # with comments before it; looking for its name takes 20 ms of a MiB
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
-_ERROR_DATA = re.compile(rb'data:\s*\{\s*"error"\s*:\s*[{"]')
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
 _DONE_EVENT = b"data: [DONE]\n\n"
-_ABORTED = re.compile(rb'"finish_reason"\s*:\s*"abort"')
 _ABORT_ERROR = (
     b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted",'
     b'"param":null,"code":503}}\n\n'
@@ -59,14 +58,6 @@ _NOT_A_COMMENT = re.compile(rb"\r|\n[^:\n]")  # behind a comment
 # Signs of an error, an end or a ping; text may hold them, too.
 _SIGNS = (b"error", b"failed", b"[DONE]", b'"abort"', *PING_SIGNS)
 _PING_NAME = re.compile(rb"(?:^|[\r\n])event:[ ]?(?:ping|keep-?alive|heartbeat)[\r\n]")
-
-
-def aborted(answer: bytes) -> bool:
-    """Whether an event, or a whole response, says that the engine aborted the request.
-
-    vLLM 0.32 ends requests this way during engine shutdown, with status 200 (v1/engine/core.py).
-    """
-    return b'"abort"' in answer and _ABORTED.search(answer) is not None
 
 
 def event_ends(events: bytes) -> Iterator[int]:
@@ -201,10 +192,10 @@ class EventTracker:
             return
         elif aborted(event):
             self._fail(_ABORT_ERROR)
-        elif any(_ERROR_DATA.match(line) or _ERROR_NAME.match(line) for line in event.splitlines()):
+        elif any(_ERROR_NAME.match(line) for line in event.splitlines()):
             self._fail(event)
         elif data is not None:
-            self._read_end(data)
+            self._read_end(event, data)
 
     def _note(self, data: bytes) -> None:
         """Note output and finished choices of an event with data."""
@@ -227,7 +218,7 @@ class EventTracker:
         self._json = is_json(data)
         return not self._json
 
-    def _read_end(self, data: bytes) -> None:
+    def _read_end(self, event: bytes, data: bytes) -> None:
         if data.strip() == b"[DONE]":
             # Servers may add it to a stream whose end is another event: it says nothing there.
             if self.end is StreamEnd.MESSAGE_END and not self._closing:
@@ -237,6 +228,8 @@ class EventTracker:
         match read_event(self.end, data):
             case Event.GIVEN_UP:
                 self._fail(_ABORT_ERROR)
+            case Event.ERROR:
+                self._fail(event)
             case Event.CLOSING:
                 self._closing = True
             case Event.LAST if self._closing or self.end is StreamEnd.RESPONSE_COMPLETED:
@@ -337,4 +330,6 @@ def _tells_usage_only(event: bytes) -> bool:
         chunk = msgspec.json.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return False
-    return isinstance(chunk, dict) and chunk.get("choices") == [] and isinstance(chunk.get("usage"), dict)
+    if not isinstance(chunk, dict) or "choices" not in chunk:
+        return False
+    return not chunk["choices"] and isinstance(chunk.get("usage"), dict)

@@ -29,8 +29,8 @@ from launcher.proxy.request.events import (
 from launcher.proxy.request.ports import Answer, own_answer
 from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import Api, Kind
-from launcher.proxy.sse.ends import StreamEnd, gave_up
-from launcher.proxy.sse.tracker import EventTracker, aborted, event_data
+from launcher.proxy.sse.ends import StreamEnd, aborted, gave_up
+from launcher.proxy.sse.tracker import EventTracker, event_data
 from launcher.proxy.upstream.connection import EVENT_STREAM, UpstreamConnection
 from launcher.proxy.upstream.overflow_endpoint import OverflowCall, unusable
 from launcher.proxy.upstream.pool import ConnectionPool
@@ -268,7 +268,7 @@ class Attempt:
 
     def _gave_up(self, answer: Answer) -> bool:
         """Whether the engine aborted the request, as answers of its route say it."""
-        if b'"abort"' in answer.body and aborted(answer.body):
+        if aborted(answer.body):
             return True
         found = self.request.match
         if found is None or found.route.kind is Kind.STORED or answer.head.status >= CLIENT_ERROR:

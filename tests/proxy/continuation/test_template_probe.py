@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.plain_engine import CHAT, QUESTION, PlainEngine
 from support.proxy_under_test import ProxyUnderTest, until
-from support.scripted_engine import Call, FakeEngine, Script, no_tokenizer
+from support.scripted_engine import Call, FakeEngine, Script, not_found
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -224,7 +224,7 @@ async def refuses(call: Call) -> None:
     await call.json({"error": {"message": "no chat template"}}, 400)
 
 
-@pytest.mark.parametrize("answer", [no_tokenizer, Call.cut_now, refuses])
+@pytest.mark.parametrize("answer", [not_found, Call.cut_now, refuses])
 async def test_who_does_not_tell_is_not_judged(tmp_path: Path, answer: Script) -> None:
     assert await judged(tmp_path, answer) is None
     assert await goes_on(FakeEngine(tmp_path / "nobody").address) is None
@@ -283,7 +283,7 @@ async def test_it_goes_on_where_that_is_safe(
 ) -> None:
     """At any temperature with a template that fits or is unknown; at 0 with any, since words are said again."""
     tokenizer = (
-        no_tokenizer if fitting is None else vllm_tokenize(jinja(CHATML if fitting else QWEN3), byte_level)
+        not_found if fitting is None else vllm_tokenize(jinja(CHATML if fitting else QWEN3), byte_level)
     )
     whole, sent = await outcome(proxy, tokenizer, temperature=0.7 if fitting is not False else 0)
     assert whole.endswith(b"data: [DONE]\n\n")

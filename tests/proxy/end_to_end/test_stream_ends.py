@@ -165,8 +165,19 @@ async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, tol
         assert proxy.entries[-1].outcome == "failed", cut
 
 
+def stopped(reason: object) -> bytes:
+    return message("message_delta", delta={"stop_reason": reason}, usage={"output_tokens": 2})
+
+
 GIVEN = (
     Told(MESSAGES, (BEGUN, BLOCK), (GIVEN_UP, message("message_stop"))),
+    *(Told(MESSAGES, (BEGUN, BLOCK), (stopped(it), message("message_stop"))) for it in ("", "null", 7)),
+    *(
+        Told(RESPONSES, (CREATED, DELTA), (response("response.completed", status=it),))
+        for it in ("", "null", None, "in_progress")
+    ),
+    *(Told(COHERE, (COHERE_BEGUN, COHERE_TEXT), (cohere_end(it), DONE)) for it in ("", "null", "TIMEOUT")),
+    Told(GENERATE, (choice(), choice()), (choice(finish_reason="error"), DONE)),
     Told(RESPONSES, (CREATED, DELTA), (response("response.completed", status="cancelled"),)),
     Told(
         COHERE,
@@ -195,6 +206,16 @@ async def test_a_stream_that_its_engine_gave_up_is_broken_off(
     assert proxy.entries[0].outcome == "failed"
 
 
+async def test_an_error_beside_other_fields_ends_a_stream(proxy: ProxyUnderTest) -> None:
+    """As routers in front of engines write it."""
+    failed = data({"id": "a", "choices": [], "error": {"message": "overloaded", "code": 502}})
+    told = Told(GENERATE, (choice(), choice()), (failed, DONE))
+    await proxy.engine(0, engine_of((*told.before, *told.end)))
+    assert await ask(proxy, told) == b"".join(told.before) + failed
+    await until(lambda: bool(proxy.entries))
+    assert proxy.entries[0].outcome == "failed"
+
+
 async def test_the_end_of_a_cohere_stream_that_broke_off_is_one_that_its_clients_know(
     proxy: ProxyUnderTest,
 ) -> None:
@@ -213,6 +234,12 @@ async def test_the_end_of_a_cohere_stream_that_broke_off_is_one_that_its_clients
             {"type": "message", "content": [], "usage": {"input_tokens": 3, "output_tokens": 0}},
             {"type": "message", "content": [], "stop_reason": "end_turn", "usage": {"input_tokens": 3, "output_tokens": 1}},
         ),
+        *(
+            (MESSAGES, {"type": "message", "stop_reason": unset}, {"type": "message", "stop_reason": "end_turn"})
+            for unset in ("", "null", 7)
+        ),
+        (RESPONSES, {"id": "resp_1", "status": ""}, {"id": "resp_1", "status": "queued"}),
+        (COHERE, {"id": "c", "finish_reason": "null"}, {"id": "c", "finish_reason": "MAX_TOKENS"}),
         (RESPONSES, {"id": "resp_1", "status": "cancelled"}, {"id": "resp_1", "status": "completed"}),
         (
             RESPONSES,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.proxy.openai.answers import response_id, usage_of
+from launcher.proxy.openai.prompts import said_usage
 
 
 def test_the_id_of_a_stored_response() -> None:
@@ -54,3 +55,16 @@ def test_usage(told: bytes, usage: tuple[int, int, int | None] | None) -> None:
 def test_a_usage_of_output_alone_completes_what_was_said_before() -> None:
     told = b'event: message_delta\ndata: {"usage":{"output_tokens":2}}\n\n'
     assert usage_of(told, (31, 0, 16)) == (31, 2, 16)
+
+
+ZERO = b'{"choices":[],"usage":{"prompt_tokens":0,"completion_tokens":0,"total_tokens":0}}'
+
+
+@pytest.mark.parametrize(
+    "unset", [ZERO, b'{"usage":""}', b'{"usage":"null"}', b'{"usage":{}}', b'{"usage":null}']
+)
+def test_a_usage_that_is_not_set_is_none(unset: bytes) -> None:
+    """Servers whose language has no null write zeros until they have counted."""
+    assert usage_of(unset) is None
+    assert usage_of(unset, (31, 2, 16)) in {None, (31, 2, 16)}
+    assert said_usage(unset) is None

@@ -107,7 +107,11 @@ def test_any_bytes_pass_in_order(data: bytes, cuts: list[int]) -> None:
         (b'event: error\ndata: {"type":"error"}\n\n', True),
         (b'event: response.failed\ndata: {"type":"response.failed"}\r\n\r\n', True),
         (b'data: {"error": null, "choices": []}\n\n', False),
-        (b'data: {"choices":[], "error": {"message":"x"}}\n\n', False),
+        (b'data: {"choices":[], "error": {"message":"x"}}\n\n', True),
+        *(
+            (b'data: {"error": ' + unset + b', "choices": []}\n\n', False)
+            for unset in (b'""', b'"null"', b"{}")
+        ),
         (b'data: {"errors": {}}\n\n', False),
         (b"event: errors\ndata: {}\n\n", False),
         (b': data: {"error":{}}\n\n', False),
