@@ -107,7 +107,16 @@ _FORMS: Final[tuple[tuple[re.Pattern[str], str], ...]] = (
     (
         re.compile(
             r"\bhf_[A-Za-z0-9]{8,}+|\bsk-[A-Za-z0-9_-]{8,}+|\bnl-[a-z2-7]{8}-[a-z2-7]{20,}+|\bgh[pousr]_[A-Za-z0-9]{16,}+|"
-            r"\bgithub_pat_\w{16,}+|\bAKIA[0-9A-Z]{12,}+|\bxox[abprs]-[\w-]{8,}+|\beyJ[\w-]{6,}+\.[\w-]{6,}+\.?[\w-]*+"
+            r"\bgithub_pat_\w{16,}+|\bA(?:KIA|SIA)[0-9A-Z]{12,}+|\bxox[a-z]-[\w-]{8,}+|\bxapp-[\w-]{8,}+|"
+            r"\beyJ[\w-]{6,}+\.[\w-]{6,}+\.?[\w-]*+|"
+            # Google, GitLab, Groq, NVIDIA, xAI, Replicate, Perplexity, Together, Cerebras, Weights & Biases, LangSmith.
+            r"\bAIza[\w-]{30,}+|\bya29\.[\w-]{16,}+|\bgl(?:pat|rt|dt|ptt|cbt|agent|soat|ffct)-[\w.-]{16,}+|"
+            r"\bgsk_[A-Za-z0-9]{16,}+|\bnvapi-[\w-]{16,}+|\bxai-[A-Za-z0-9]{16,}+|\br8_[A-Za-z0-9]{16,}+|"
+            r"\bpplx-[A-Za-z0-9]{16,}+|\btgp_v1_[\w-]{16,}+|\bcsk-[a-z0-9]{16,}+|\bwandb_v1_\w{16,}+|\blsv2_\w{16,}+|"
+            # Stripe, SendGrid, npm, PyPI, Docker, DigitalOcean, Vault, Grafana, Databricks, New Relic, Sentry, age.
+            r"\b[rs]k_(?:live|test)_[A-Za-z0-9]{16,}+|\bwhsec_[\w+/=]{16,}+|\bSG\.[\w-]{16,}+\.[\w-]{16,}+|\bnpm_[A-Za-z0-9]{30,}+|"
+            r"\bpypi-[\w-]{16,}+|\bdckr_pat_[\w-]{16,}+|\bdo[opr]_v1_[a-f0-9]{16,}+|\bhv[sbr]\.[\w-]{16,}+|\bglsa_\w{16,}+|"
+            r"\bdapi[a-f0-9]{32}\b|\bNRAK-[A-Z0-9]{16,}+|\bsntry[su]_[\w=-]{16,}+|\bAGE-SECRET-KEY-1[A-Z0-9]{16,}+"
         ),
         MASK,
     ),
@@ -135,6 +144,34 @@ def _value_after(text: str, name: str, end: int) -> tuple[int, int] | None:
 def _last(pattern: re.Pattern[str], name: str) -> bool:
     """Whether a name contains a secret word without a following word for a file or path."""
     return any(_FILE.search(name, found.end()) is None for found in pattern.finditer(name))
+
+
+# Variables whose values are known to be no secrets: of the launcher, engines and their libraries, the loader, Python and
+# the system. Of all others the name alone does not tell.
+_HARMLESS: Final = re.compile(
+    r"(?:NUMA_LAUNCHER|VLLM|OMP|KMP|GOMP|LIBGOMP|MKL|OPENBLAS|BLIS|NUMEXPR|ONEDNN|DNNL|TORCH|TORCHINDUCTOR|PYTORCH|TRITON"
+    r"|ZENTORCH|ZENDNN\w{0,16}|AMDCPU\w{0,16}|TRANSFORMERS|TOKENIZERS|SAFETENSORS|HF_HUB|LLAMA_ARG|GGML|CUDA|NVIDIA|HIP|ROCR|NCCL|GLOO"
+    r"|TCMALLOC|MALLOC|MIMALLOC|PYTHON|LC|XDG|NUMBA|CCACHE|TVM|DYNAMO|INDUCTOR|AOT_INDUCTOR|TPU|RAY_(?:memory|object_store)\w{0,32})_\w{1,64}"
+    r"|LD_(?:PRELOAD|LIBRARY_PATH|BIND_NOW)|PYTHON[A-Z]{2,24}|HF_(?:HOME|DATASETS_OFFLINE|DATASETS_CACHE|ENDPOINT|MODULES_CACHE|XET_\w{1,32})"
+    r"|PATH|HOME|USER|LOGNAME|SHELL|PWD|OLDPWD|SHLVL|LANG|LANGUAGE|TZ|TERM|TMPDIR|TEMP|TMP|HOSTNAME|HOST|DISPLAY|EDITOR|PAGER|MAIL|UMASK"
+    r"|CC|CXX|CFLAGS|CXXFLAGS|LDFLAGS|MAX_JOBS|VIRTUAL_ENV|CONDA_\w{1,32}|NO_COLOR|COLORTERM|DO_NOT_TRACK|NO_PROXY|no_proxy"
+    r"|(?:https?|HTTPS?|all|ALL)_(?:proxy|PROXY)|(?:SSL|REQUESTS|CURL)_(?:CERT_FILE|CERT_DIR|CA_BUNDLE)|OUT_DIR"
+    r"|(?:CACHE|CONFIGURATION|LOGS|RUNTIME|STATE)_DIRECTORY|INVOCATION_ID|JOURNAL_STREAM|SYSTEMD_EXEC_PID|MEMORY_PRESSURE_\w{1,8}"
+    r"|CPU_VISIBLE_MEMORY_NODES|GOTRACEBACK|RUST_(?:LOG|BACKTRACE)|FORCE_COLOR"
+    r"|OTEL_(?:SERVICE_NAME|SDK_DISABLED|TRACES_SAMPLER\w{0,8}|EXPORTER_OTLP_(?:\w{1,8}_)?(?:ENDPOINT|PROTOCOL|INSECURE|TIMEOUT|COMPRESSION))",
+    re.ASCII,
+)
+
+
+@lru_cache(maxsize=1024)
+def is_harmless_name(name: str) -> bool:
+    """Whether a variable of this name may be shown, but for parts of its value with the form of a secret."""
+    return _HARMLESS.fullmatch(name) is not None and not is_secret_name(name)
+
+
+def hides(name: str, value: str) -> bool:
+    """Whether a variable's value does not leave the machine: a secret, or a name that is not known to be harmless."""
+    return bool(value) and (not is_harmless_name(name) or is_secret(name, value))
 
 
 @lru_cache(maxsize=1024)
@@ -255,6 +292,8 @@ class Redactor:
         return self._sub(self._known, MASK, key) if self._known is not None and isinstance(key, str) else key
 
     def _named(self, name: str, value: Any) -> Any:
+        if name in _ENVIRONMENTS and isinstance(value, Mapping):
+            return {self._key(key): self._variable(str(key), inner) for key, inner in value.items()}
         if not is_secret_name(name) or name.endswith(("_file", "_path")):
             if isinstance(value, str) and name.lower().endswith("_proxy"):
                 return self.text(f"{name}={value}").partition("=")[2]  # a proxy may have no scheme
@@ -265,6 +304,14 @@ class Redactor:
         if isinstance(value, list | tuple):
             return [self._named(name, inner) for inner in value]
         return self.tree(value)
+
+    def _variable(self, name: str, value: Any) -> Any:
+        if not isinstance(value, str) or not value:
+            return self._named(name, value)
+        if not is_harmless_name(name):
+            self.count += 1
+            return MASK
+        return self._named(name, value)
 
     def _items(self, items: Sequence[Any]) -> list[Any]:
         """A list, possibly of arguments: after `--api-key` all items up to the next option are masked."""
@@ -284,6 +331,8 @@ class Redactor:
         return found
 
 
+# Keys of tables of environment variables: engine.env, and a slot's in `plan --json`.
+_ENVIRONMENTS: Final = frozenset({"env", "environment"})
 _USERINFO: Final = re.compile(
     rf"://([^\s/\"'?#]{{1,{_MAX_URL}}}|[^\s/@:\"']{{0,256}}:[^\s@\"']{{1,{_MAX_URL}}})@"
 )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from launcher.base.address import Address
-from launcher.base.redaction import MASK, is_secret, is_secret_name, masked_arguments
+from launcher.base.redaction import MASK, hides, is_secret_name, masked_arguments
 from launcher.models.identity import ModelFiles
 from launcher.plan.plan import Slot
 
@@ -75,8 +75,9 @@ class Engine(Protocol):
 
 
 def secret_names(env: Mapping[str, str]) -> frozenset[str]:
-    """Names in `env` whose values must not be printed, including an http_proxy with a password."""
-    return frozenset(name for name, value in env.items() if is_secret_name(name) or is_secret(name, value))
+    """Names in `env` whose values must not be printed: all that are not known to be harmless, and of those a value that has
+    the form of a secret, such as an http_proxy with a password."""
+    return frozenset(name for name, value in env.items() if is_secret_name(name) or hides(name, value))
 
 
 def shell_lines(launch: Launch, token_file: str | None = None) -> str:

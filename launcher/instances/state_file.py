@@ -19,6 +19,7 @@ import msgspec
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.errors import reason
 from launcher.base.files import replace_file
+from launcher.base.redaction import is_secret, is_secret_name
 from launcher.engines.base import Launch
 from launcher.instances.unit import secrets_text
 
@@ -122,9 +123,13 @@ def digest(launch: Launch, prefix: str = sys.prefix) -> str:
     of secrets, and the folder of this release (scripts/releases.sh; `prefix` is this environment)."""
     port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
     argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]
-    env = {name: value for name, value in sorted(launch.env.items()) if name not in launch.secrets}
+    # A value that is only not known to be harmless restarts an instance all the same when it changes.
+    secrets = {
+        name for name in launch.secrets if is_secret_name(name) or is_secret(name, launch.env.get(name, ""))
+    }
+    env = {name: value for name, value in sorted(launch.env.items()) if name not in secrets}
     where = launch.address.path if isinstance(launch.address, UnixAddress) else "tcp"
-    text = json.dumps([argv, env, sorted(launch.secrets), where])
+    text = json.dumps([argv, env, sorted(secrets), where])
     release = Path(prefix).parent
     if release.parent.name == "releases":
         text = text.replace(f"{release}/", f"{release.parent.parent}/")
@@ -183,7 +188,17 @@ class HeldFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._slots = _load_held(path)
+        self.lost = ""
+        """Why the file of an earlier daemon could not be read; empty where it could, or none is there."""
+        try:
+            self._slots = _load_held(path)
+        except (OSError, ValueError, TypeError) as error:
+            self._slots = frozenset()
+            why = reason(error) if isinstance(error, OSError) else "it is damaged"
+            self.lost = (
+                f"cannot read '{path}': {why}; slots that were held are started (numa-launcher hold SLOT)"
+            )
+            log.warning("%s", self.lost)
 
     @property
     def slots(self) -> frozenset[int]:
@@ -191,6 +206,7 @@ class HeldFile:
 
     def note(self, slot: int, *, held: bool) -> None:
         """Record whether a slot is held. A file that can't be written is only logged."""
+        self.lost = ""  # an operator holds or releases: the file is written again
         slots = self._slots | {slot} if held else self._slots - {slot}
         if slots == self._slots:
             return
@@ -208,9 +224,9 @@ class HeldFile:
 
 
 def _load_held(path: Path) -> frozenset[int]:
-    """Empty without a file, or with an unreadable one."""
+    """Empty without a file. Raises OSError, ValueError or TypeError for one that cannot be read."""
     try:
         found = json.loads(path.read_text(encoding="ascii"))
-        return frozenset(int(slot) for slot in found)
-    except (OSError, ValueError, TypeError):
+    except FileNotFoundError:
         return frozenset()
+    return frozenset(int(slot) for slot in found)

@@ -13,6 +13,7 @@ from launcher.base.redaction import (
     MASK,
     MIN_SECRET,
     Redactor,
+    hides,
     is_secret,
     is_secret_name,
     masked_arguments,
@@ -108,6 +109,25 @@ def test_a_number_is_a_password_and_no_token() -> None:
         "github_pat_" + "x1" * 20,
         "AKIAIOSFODNN7EXAMPLE",
         "xoxb-123456789-abcdef",
+        "AIzaSyA1234567890abcdefghijklmnopqrstu",
+        "glpat-abcdefghij0123456789",
+        "gsk_abcdefghij0123456789abcdefghij",
+        "nvapi-abcdefghij0123456789-_abcdefghij",
+        "xai-abcdefghij0123456789abcdefghij",
+        "r8_abcdefghij0123456789abcdefghij",
+        "pplx-abcdefghij0123456789",
+        "sk_live_abcdefghij0123456789",
+        "whsec_abcdefghij0123456789",
+        "SG.abcdefghij0123456789.abcdefghij0123456789",
+        "npm_abcdefghij0123456789abcdefghij012345",
+        "pypi-AgEIcHlwaS5vcmcabcdefgh",
+        "dckr_pat_abcdefghij0123456789",
+        "dop_v1_0123456789abcdef0123456789abcdef",
+        "hvs.abcdefghij0123456789abcd",
+        "glsa_abcdefghij0123456789_abcdef12",
+        "dapi0123456789abcdef0123456789abcdef",
+        "NRAK-ABCDEFGHIJ0123456789",
+        "AGE-SECRET-KEY-1QQPQZRFHSL8ABCDEF",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
         "-----BEGIN RSA PRIVATE KEY-----\nMIIEabc\nline\n-----END RSA PRIVATE KEY-----",
         "-----BEGIN PRIVATE KEY-----\nMIIEabc\nand then the file ends",
@@ -182,7 +202,7 @@ def test_one_secret_begins_with_another() -> None:
 def test_a_tree() -> None:
     tree = {
         "engine": {
-            "env": {"MY_TOKEN": "x", "NOTE": "quiet", "EMPTY_SECRET": ""},
+            "env": {"MY_TOKEN": "x", "OMP_NUM_THREADS": "8", "NOTE": "quiet", "EMPTY_SECRET": ""},
             "args": ["--api-key", "a", "b", "--port", "80", "--hf-token=c", "plain"],
             "hf_token_file": "/etc/token",
         },
@@ -190,7 +210,7 @@ def test_a_tree() -> None:
     }
     assert Redactor().tree(tree) == {
         "engine": {
-            "env": {"MY_TOKEN": MASK, "NOTE": "quiet", "EMPTY_SECRET": ""},
+            "env": {"MY_TOKEN": MASK, "OMP_NUM_THREADS": "8", "NOTE": MASK, "EMPTY_SECRET": ""},
             "args": ["--api-key", MASK, MASK, "--port", "80", f"--hf-token={MASK}", "plain"],
             "hf_token_file": "/etc/token",
         },
@@ -250,6 +270,38 @@ def test_plain_names(name: str) -> None:
 def test_what_of_a_variable_is_secret(name: str, value: str, parts: list[str]) -> None:
     assert secret_parts(name, value) == parts
     assert is_secret(name, value) == bool(parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden"),
+    [
+        ("OMP_NUM_THREADS", "8", False),
+        ("VLLM_CPU_KVCACHE_SPACE", "40", False),
+        ("PATH", "/usr/bin", False),
+        ("HF_HOME", "/srv/hf", False),
+        ("HTTPS_PROXY", "http://proxy:3128", False),
+        ("HTTPS_PROXY", "http://me:secret@proxy:3128", True),
+        ("VLLM_API_KEY", "abc", True),
+        ("VLLM_SOMETHING", "glpat-abcdefghij0123456789", True),
+        ("SLACK_WEBHOOK_URL", "https://hooks.example/T1", True),
+        ("MY_SETTING", "1", True),
+        ("PATHS", "x", True),
+        ("omp_num_threads", "8", True),
+        ("MY_SETTING", "", False),
+    ],
+)
+def test_a_variable_is_hidden_unless_it_is_known_to_be_harmless(name: str, value: str, hidden: bool) -> None:
+    assert hides(name, value) is hidden
+    shown = Redactor().tree({"engine": {"env": {name: value}}, "slots": [{"env": {name: value}}]})
+    assert shown["slots"][0] == shown["engine"]
+    assert (shown["engine"]["env"][name] != value) is hidden
+
+
+def test_only_tables_of_variables_are_hidden() -> None:
+    tree = {"environment": "production", "env": None, "models": {"MY_SETTING": "x"}}
+    assert Redactor().tree(tree) == tree
+    nested = Redactor().tree({"env": {"A": ["sk-proj-abcdefgh12345678"], "B": 3}})
+    assert nested == {"env": {"A": [MASK], "B": 3}}
 
 
 def test_a_proxy_without_a_scheme_in_a_tree() -> None:

@@ -14,13 +14,13 @@ def test_every_key_and_no_secret() -> None:
     config = parse_config(
         {
             "models": [{"name": "m", "path": "/m"}],
-            "engine": {"env": {"HF_TOKEN": "hush", "NOTE": "x"}, "args": ["--api-key", "hush"]},
+            "engine": {"env": {"HF_TOKEN": "hush", "NOTE": "x", "LANG": "C"}, "args": ["--api-key", "hush"]},
         },
         origin="test",
     )
     tree = shown(config, Redactor())
     assert tree["models"][0]["name"] == "m"
-    assert tree["engine"]["env"] == {"HF_TOKEN": MASK, "NOTE": "x"}
+    assert tree["engine"]["env"] == {"HF_TOKEN": MASK, "NOTE": MASK, "LANG": "C"}
     assert tree["engine"]["args"] == ["--api-key", MASK]
     assert tree["supervision"]["stall_timeout_s"] == 120.0, "defaults are shown, too"
     assert "hush" not in str(tree)

@@ -52,9 +52,10 @@ def test_other_files_below_the_same_path_restart_a_slot() -> None:
 
 def test_secrets_are_not_shown() -> None:
     changes = compare(
-        made(engine={"env": {"A": "1", "MY_TOKEN": "x"}}), made(engine={"env": {"A": "2", "MY_TOKEN": "y"}})
+        made(engine={"env": {"TZ": "1", "HOOK": "x", "MY_TOKEN": "x"}}),
+        made(engine={"env": {"TZ": "2", "HOOK": "y", "MY_TOKEN": "y"}}),
     )
-    assert changes.slots[0].reasons == ("A: 1 becomes 2", "MY_TOKEN changes")
+    assert changes.slots[0].reasons == ("HOOK changes", "MY_TOKEN changes", "TZ: 1 becomes 2")
 
 
 def test_fewer_instances_stop_some_first_and_give_the_others_their_cpus() -> None:

@@ -24,8 +24,8 @@ def test_printed_lines_run_in_a_shell_and_hold_no_secret(tmp_path: object) -> No
     token = f"{tmp_path}/it's here"
     with open(token, "w") as file:  # noqa: PTH123 - the path is text here
         file.write("hf_secret\n")
-    env = {"A": "two words", "B": "$HOME 'x'", "HF_TOKEN": "hf_secret", "OTHER_TOKEN": "hidden"}
-    script = 'printf "%s\\n" "$A" "$B" "$HF_TOKEN" "$OTHER_TOKEN" "$1"'
+    env = {"TZ": "two words", "LANG": "$HOME 'x'", "HF_TOKEN": "hf_secret", "OTHER_TOKEN": "hidden"}
+    script = 'printf "%s\\n" "$TZ" "$LANG" "$HF_TOKEN" "$OTHER_TOKEN" "$1"'
     launch = Launch(("sh", "-c", script, "sh", "an arg"), env, secret_names(env), UnixAddress("/x"))
     lines = shell_lines(launch, token)
     assert "hf_secret" not in lines
@@ -42,6 +42,15 @@ def test_printed_lines_run_in_a_shell_and_hold_no_secret(tmp_path: object) -> No
         ["sh", "-c", lines], capture_output=True, text=True, check=False, env={"PATH": "/bin"}
     )
     assert "OTHER_TOKEN: set it first" in unset.stderr
+
+
+def test_a_variable_that_is_not_known_to_be_harmless_is_asked_of_the_shell() -> None:
+    """Under its own name: what is printed can be pasted where the variables are set."""
+    env = {"SLACK_WEBHOOK_URL": "https://hooks.example/T1", "OMP_NUM_THREADS": "8"}
+    lines = shell_lines(Launch(("env",), env, secret_names(env), UnixAddress("/x")))
+    assert (
+        lines == 'SLACK_WEBHOOK_URL="${SLACK_WEBHOOK_URL:?set it first}" \\\n  OMP_NUM_THREADS=8 \\\n  env\n'
+    )
 
 
 def test_a_password_in_a_url_makes_a_variable_secret() -> None:

@@ -45,7 +45,7 @@ def test_vllm_as_its_guide_runs_it(make_slot: MakeSlot) -> None:
         socket_dir="/run/nl",
         cache_dir="/var/cache/nl",
         hf_token="hf_secret",
-        user_env={"A": "b c"},
+        user_env={"TZ": "b c"},
         local_models={"/models/tiny": "/models/tiny"},
     )
     volumes = (Volume("/models/tiny"), Volume("/var/cache/nl", writable=True))
@@ -65,7 +65,7 @@ def test_vllm_as_its_guide_runs_it(make_slot: MakeSlot) -> None:
         "--env=VLLM_ENGINE_READY_TIMEOUT_S=1800", "--env=VLLM_NO_USAGE_STATS=1", "--env=DO_NOT_TRACK=1",
         "--env=PYTHONFAULTHANDLER=1", "--env=TORCHINDUCTOR_FREEZING=1", "--env=VLLM_USE_AOT_COMPILE=0",
         "--env=TORCHINDUCTOR_FX_GRAPH_CACHE=0", "--env=HF_HUB_OFFLINE=1", "--env=HF_TOKEN",
-        "--env=VLLM_RPC_BASE_PATH=/run/nl/slot2", "--env=A=b c",
+        "--env=VLLM_RPC_BASE_PATH=/run/nl/slot2", "--env=TZ=b c",
         "--env=NUMA_LAUNCHER_INSTANCE",
         "--memory=64g", "--entrypoint=vllm", IMAGE, "serve", "/models/tiny",
         "--served-model-name", "tiny", "--uds", "/run/nl/slot2-7.sock", "--dtype", "bfloat16",

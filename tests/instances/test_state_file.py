@@ -16,8 +16,8 @@ ONE = Record(slot=0, generation=2, unit="numa-launcher-slot0.service", digest="d
 TWO = Record(slot=1, generation=1, unit="numa-launcher-slot1.service", digest="e", port=4000)
 LAUNCH = Launch(
     argv=("serve", "--port", "4000"),
-    env={"A": "1", "T": "x"},
-    secrets=frozenset({"T"}),
+    env={"A": "1", "A_TOKEN": "x"},
+    secrets=frozenset({"A_TOKEN"}),
     address=UnixAddress("/run/s"),
 )
 
@@ -52,14 +52,20 @@ def test_an_unreadable_file_is_logged_and_nothing_is_adopted(
     assert "state file" in caplog.text
 
 
+def test_a_value_that_is_only_not_known_to_be_harmless_is_in_the_digest() -> None:
+    """Its instance is started again when it changes, although it is not shown."""
+    launch = replace(LAUNCH, env={"HOOK": "x"}, secrets=frozenset({"HOOK"}))
+    assert digest(launch) != digest(replace(launch, env={"HOOK": "y"}))
+
+
 def test_the_digest_is_of_what_would_run() -> None:
-    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"T": "x", "A": "1"}))
-    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"A": "1", "T": "another"})), (
+    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"A_TOKEN": "x", "A": "1"}))
+    assert digest(LAUNCH) == digest(replace(LAUNCH, env={"A": "1", "A_TOKEN": "another"})), (
         "a new token is no new model"
     )
     others = [
         replace(LAUNCH, argv=("serve", "--port", "4001")),
-        replace(LAUNCH, env={"A": "2", "T": "x"}),
+        replace(LAUNCH, env={"A": "2", "A_TOKEN": "x"}),
         replace(LAUNCH, address=UnixAddress("/run/t")),
         replace(LAUNCH, env={"A": "1"}, secrets=frozenset()),
     ]
