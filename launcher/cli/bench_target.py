@@ -134,7 +134,7 @@ def _key_of(file: Path | None) -> str | None:
     if file is None:
         return None
     try:
-        lines = file.read_text(encoding="utf-8").split()
+        lines = file.read_text(encoding="utf-8-sig").split()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "not a text file"
         raise LauncherError(

@@ -314,7 +314,7 @@ def _upgrade(args: argparse.Namespace, hosts: Hosts, config: FleetConfig) -> int
 
 def _key(file: Path | None) -> str | None:
     try:
-        return None if file is None else file.read_text().strip()
+        return None if file is None else file.read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise LauncherError(
             f"cannot read the API key in '{file}': {error}", "name a readable file with --key-file"

@@ -9,7 +9,7 @@ import contextlib
 import difflib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 
 import msgspec
@@ -57,7 +57,7 @@ def explain(
     place = _find(at, tree, root)
     if unknown := _UNKNOWN.fullmatch(what):
         origin = _origin_of_unknown(unknown["key"], place, origin, origins)
-        why, remedy = _unknown(unknown["key"], place)
+        why, remedy = _unknown(unknown["key"], place, root)
     elif missing := _MISSING.fullmatch(what):
         origin = origin_of(place.at, origin, origins)
         why, remedy = _missing(missing["key"], place)
@@ -124,12 +124,84 @@ def _fits(value: Any, kind: Any) -> bool:
     return True
 
 
-def _unknown(key: str, table: _Place) -> tuple[str, str]:
+def _unknown(key: str, table: _Place, root: type[msgspec.Struct]) -> tuple[str, str]:
+    """The remedy is the key or table that was meant, else the keys that are there. A key is looked for in all tables of the
+    schema: as it is written first, then as it may have been meant."""
     known = [field.encode_name for field in msgspec.structs.fields(_section_of(table.kind))]
-    close = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
     where = re.sub(r"^(.*)\[\d+\]$", r"[[\1]]", table.at) if table.at.endswith("]") else f"[{table.at}]"
-    remedy = f"did you mean '{close[0]}'?" if close else f"remove it, or use one of {', '.join(known)}"
+    tables = _tables(root)
+    elsewhere = {path: keys for path, keys in tables.items() if path != _path_of(table.at)}
+    homes = [_home(path, key, tables, root) for path, keys in elsewhere.items() if key in keys]
+    close = _closest(key, known, _NEARLY if homes else _MISSPELT)
+    if homes:
+        # Of one letter more or less, either may be meant.
+        remedy = f"it belongs to {_either(homes)}" + (f"; or did you mean '{close}'?" if close else "")
+    elif close and f"{_path_of(table.at)}.{close}".lstrip(".") in tables:
+        remedy = f"did you mean {_header(f'{_path_of(table.at)}.{close}'.lstrip('.'), root)}?"
+    elif close:
+        remedy = f"did you mean '{close}'?"
+    else:
+        remedy = _misspelt_elsewhere(key, elsewhere, root) or f"remove it, or use one of {', '.join(known)}"
     return f"unknown key '{key}' in {where if table.at else 'the file'}", remedy
+
+
+_MISSPELT: Final = 0.6
+# Where there are many to choose from, a guess is nearly the same word.
+_NEARLY: Final = 0.85
+
+
+def _closest(word: str, known: Iterable[str], cutoff: float) -> str:
+    found = difflib.get_close_matches(word.lower().replace("-", "_"), list(known), n=1, cutoff=cutoff)
+    return found[0] if found else ""
+
+
+def _tables(root: Any) -> dict[str, list[str]]:
+    """Keys by table, in the schema's order: `proxy.overflow`; the file itself is ""."""
+    found = {"": [field.encode_name for field in msgspec.structs.fields(root)]}
+    for field in msgspec.structs.fields(root):
+        section = _section_of(field.type)
+        if _is_table(section):
+            found |= {
+                f"{field.encode_name}.{path}".rstrip("."): keys for path, keys in _tables(section).items()
+            }
+    return found
+
+
+def _is_table(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+
+
+def _path_of(at: str) -> str:
+    return re.sub(r"\[\d+\]", "", at)
+
+
+def _header(path: str, root: Any) -> str:
+    """A table as its header is written."""
+    if not path:
+        return "the top of the file, before all tables"
+    kind = root
+    for step in path.split("."):
+        fields = msgspec.structs.fields(_section_of(kind))
+        kind = next(field.type for field in fields if field.encode_name == step)
+    return f"[[{path}]]" if get_origin(unwrap(kind)) is tuple else f"[{path}]"
+
+
+def _home(path: str, key: str, tables: Mapping[str, list[str]], root: Any) -> str:
+    """The header above a key, or of the table that it is."""
+    below = f"{path}.{key}".lstrip(".")
+    return _header(below if below in tables else path, root)
+
+
+def _misspelt_elsewhere(key: str, elsewhere: Mapping[str, list[str]], root: Any) -> str:
+    for path, keys in elsewhere.items():
+        if close := _closest(key, keys, _NEARLY):
+            below = f"{path}.{close}".lstrip(".")
+            return (
+                f"did you mean {_header(below, root)}?"
+                if below in _tables(root)
+                else (f"did you mean '{close}' in {_header(path, root)}?")
+            )
+    return ""
 
 
 def _missing(key: str, table: _Place) -> tuple[str, str]:

@@ -17,13 +17,15 @@ from typing import Any, Final
 import msgspec
 
 from launcher.base.cpuset import CpuSet
-from launcher.base.errors import LauncherError, reason
-from launcher.base.redaction import Redactor, secret_arguments, secret_parts
+from launcher.base.errors import LauncherError
+from launcher.base.redaction import MASK, Redactor, is_harmless_name, secret_arguments, secret_parts
 from launcher.base.text import parse_size
+from launcher.base.text_files import read_toml
 from launcher.config.checks import check_cost, check_proxy, check_runtime, check_telemetry
 from launcher.config.explain import Tree, explain, origin_of
 from launcher.config.schema import Config
 
+_VARIABLES: Final = "engine.env."
 ENV_PREFIX: Final = "NUMA_LAUNCHER_"
 # Where msgspec finds the one overflow endpoint, and where its operator wrote it.
 _LISTED: Final = "`$.proxy.overflow[0]"
@@ -59,10 +61,17 @@ def _load(
             raise LauncherError(
                 f"cannot use --set {override!r}: '=' is missing", "write it as section.key=value"
             )
-        origins.pop(key.strip(), None)
-        origins[key.strip()] = f"--set {override}"
-        _put(tree, key.strip(), value.strip(), origin=f"--set {override}")
+        key = key.strip()
+        said = f"--set {key}={MASK}" if _is_hidden(key) else f"--set {override}"
+        origins.pop(key, None)
+        origins[key] = said
+        _put(tree, key, value.strip(), origin=said)
     return parse_config(tree, origin=str(path or "command line"), origins=origins)
+
+
+def _is_hidden(key: str) -> bool:
+    """Whether a key is a variable of the instances whose value is not quoted."""
+    return key.startswith(_VARIABLES) and not is_harmless_name(key.removeprefix(_VARIABLES))
 
 
 def parse_config(tree: Tree, *, origin: str, origins: Mapping[str, str] = MappingProxyType({})) -> Config:
@@ -97,23 +106,7 @@ def _key_of_variable(name: str) -> str:
 
 def read_tree(path: Path) -> Tree:
     """A TOML file. Raises LauncherError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise LauncherError(
-            f"cannot read configuration '{path}': {reason(error)}",
-            "give an existing file with -c FILE (examples: configs/)",
-        ) from None
-    except UnicodeDecodeError:
-        raise LauncherError(
-            f"cannot read configuration '{path}': not UTF-8 text", "save the file as UTF-8"
-        ) from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise LauncherError(
-            f"cannot read configuration '{path}': {error}", "correct the TOML syntax"
-        ) from None
+    return read_toml(path, "configuration", "give an existing file with -c FILE (examples: configs/)")
 
 
 def _put(tree: Tree, key: str, text: str, *, origin: str) -> None:
@@ -229,6 +222,8 @@ def parse_listen(text: str, origin: str = "configuration") -> tuple[str, int] | 
 
 # --- The configuration with secrets masked, and the secrets that it refers to. ---
 
+# A value of a variable that is not known to be harmless is masked wherever it appears if it has as many characters.
+MIN_UNKNOWN: Final = 12
 # Far more than a token or a PEM file has; the rest is not read.
 MAX_SECRET_BYTES: Final = 64 * 1024
 
@@ -247,6 +242,12 @@ def secret_values(config: Config, environ: Mapping[str, str]) -> tuple[list[str]
     """
     variables = (*environ.items(), *config.engine.env.items())
     values = [part for name, value in variables for part in secret_parts(name, value)]
+    # Shorter ones, such as a number, are words of any text.
+    values += [
+        value
+        for name, value in config.engine.env.items()
+        if not is_harmless_name(name) and len(value) >= MIN_UNKNOWN
+    ]
     values += secret_arguments((*config.engine.command, *config.engine.args))
     for overflow in config.proxy.overflow:
         values += secret_parts("url", overflow.url)

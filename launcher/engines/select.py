@@ -125,7 +125,7 @@ def cache_dir(configured: str | None) -> Path:
 def read_token(path: Path) -> str:
     """The Hugging Face token in a file. Raises LauncherError; the message never contains the token."""
     try:
-        token = path.expanduser().read_text(encoding="utf-8").strip()
+        token = path.expanduser().read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
         raise LauncherError(

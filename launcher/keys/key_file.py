@@ -16,6 +16,7 @@ from typing import Final
 
 from launcher.base.errors import LauncherError, RefusedError, reason
 from launcher.base.files import excess_mode
+from launcher.base.text_files import decoded
 from launcher.keys import key_record
 from launcher.keys.key_record import FLEET_HEAD, KeyRecord
 
@@ -48,10 +49,7 @@ def text_of(path: str) -> str:
         )
     if len(data) > MAX_BYTES:
         raise LauncherError(f"cannot read API keys '{path}': larger than {MAX_BYTES:,} bytes", _NAME_THE_FILE)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        raise LauncherError(f"cannot read API keys '{path}': not UTF-8 text", _NAME_THE_FILE) from None
+    return decoded(data, f"API keys '{path}'")
 
 
 def update(path: str, change: Change) -> tuple[KeyRecord, ...]:

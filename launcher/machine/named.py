@@ -18,15 +18,15 @@ from __future__ import annotations
 
 import difflib
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 from launcher.base.cpuset import MAX_ID, CpuSet
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import LauncherError
 from launcher.base.text import parse_size
+from launcher.base.text_files import read_toml
 from launcher.machine.topology import Core, CoreKey, CpuInfo, L3Domain, NumaNode, Socket, Topology
 
 UNNAMED: Final = CpuInfo(vendor="", model="described machine", family=None, flags=frozenset())
@@ -275,10 +275,7 @@ def _find(text: str) -> Machine:
 
 
 def _read(file: Path) -> Machine:
-    try:
-        tree = tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(reason(error)) from None
+    tree = read_toml(file, "machine")
     unknown = sorted(tree.keys() - {"layout", "cpu"})
     if unknown or not isinstance(tree.get("layout"), str):
         raise ValueError(f"unknown key {unknown[0]!r}" if unknown else "`layout` is missing or not a text")

@@ -170,7 +170,7 @@ def test_a_base_stands_in_for_the_file_and_is_not_changed() -> None:
         ('[[models]]\nname = ""\npath = "/m"', "models[0].name = '': it is empty", 'write name = "..."'),
         (MODEL + "max_seqs = 3", "unknown key 'max_seqs' in [[models]]", "did you mean 'max_num_seqs'?"),
         (MODEL + "[proxy]\nlistn = []", "unknown key 'listn' in [proxy]", "did you mean 'listen'?"),
-        (MODEL + "[proxi]\n", "unknown key 'proxi' in the file", "did you mean 'proxy'?"),
+        (MODEL + "[proxi]\n", "unknown key 'proxi' in the file", "did you mean [proxy]?"),
         (
             MODEL + "[control]\nxyzzy = 1",
             "unknown key 'xyzzy' in [control]",
@@ -407,11 +407,60 @@ def test_mistakes_in_the_file(file: Path, text: str, message: str, remedy: str) 
     assert "`" not in error.message + error.remedy  # msgspec's own words
 
 
+@pytest.mark.parametrize(
+    ("text", "why", "remedy"),
+    [
+        (MODEL + 'listen = ["a:1"]', "'listen' in [[models]]", "it belongs to [proxy]"),
+        ('listen = ["a:1"]\n' + MODEL, "'listen' in the file", "it belongs to [proxy]"),
+        (MODEL + "[layout]\nsocket = 1", "'socket' in [layout]", "it belongs to [control]"),
+        (
+            MODEL + "socket = 1",
+            "'socket' in [[models]]",
+            "it belongs to [control]; or did you mean 'sockets'?",
+        ),
+        (
+            MODEL + '[engine]\nname = "x"',
+            "'name' in [engine]",
+            "it belongs to [[models]], [[proxy.overflow]] or [[cost.reference]]",
+        ),
+        (MODEL + '[overflow]\nurl = "x"', "'overflow' in the file", "it belongs to [[proxy.overflow]]"),
+        (MODEL + "[engine.proxy]\nx = 1", "'proxy' in [engine]", "it belongs to [proxy]"),
+        (MODEL + "[layout]\nkv-cache = 1", "'kv-cache' in [layout]", "did you mean 'kv_cache' in [memory]?"),
+        (MODEL + "[layout]\napi_key_fil = 1", "[layout]", "did you mean 'api_keys_file' in [proxy]?"),
+        (MODEL + "[superivsion]\n", "'superivsion' in the file", "did you mean [supervision]?"),
+        ('[model]\nname = "m"', "'model' in the file", "did you mean [[models]]?"),
+        (MODEL + '[proxy.overflw]\nurl = "x"', "'overflw' in [proxy]", "did you mean [[proxy.overflow]]?"),
+    ],
+)
+def test_where_a_key_belongs(file: Path, text: str, why: str, remedy: str) -> None:
+    """From the schema: a key of another table, a misspelt key of another, a misspelt table."""
+    file.write_text(text)
+    error = refused(file)
+    assert why in error.message
+    assert error.remedy == remedy
+
+
+def test_every_key_in_a_wrong_table_is_sent_home(file: Path) -> None:
+    """Each key of the schema, in a table that lacks it, is sent to a table that has it."""
+    tables = {field.name: field.type for field in msgspec.structs.fields(Config) if field.name != "models"}
+    for name, kind in tables.items():
+        for key in (field.name for field in msgspec.structs.fields(kind)):
+            other = next(its for its, its_kind in tables.items() if not hasattr(its_kind, key) and its != key)
+            file.write_text(MODEL + f"[{other}]\n{key} = 1\n")
+            remedy = refused(file).remedy
+            assert f"[{name}]" in remedy or f"[[{name}.{key}]]" in remedy or f"[{name}.{key}]" in remedy
+
+
+def test_a_byte_order_mark_is_skipped(file: Path) -> None:
+    file.write_bytes(b"\xef\xbb\xbf" + MODEL.encode())
+    assert load(file).models[0].name == "m"
+
+
 def test_files_that_can_not_be_read(tmp_path: Path, file: Path) -> None:
     assert "no such file" in refused(tmp_path / "none.toml").message
     assert "is a directory" in refused(tmp_path).message
-    file.write_bytes(b"\xff\xfe")
-    assert "not UTF-8" in refused(file).message
+    file.write_bytes(MODEL.encode("utf-16"))
+    assert "UTF-16, not UTF-8" in refused(file).message
     file.write_text("[layout\n")
     error = refused(file)
     assert "line 1" in error.message

@@ -28,7 +28,7 @@ def test_the_least_that_must_be_said(tmp_path: Path) -> None:
     ("text", "why", "remedy"),
     [
         ("", "there is no [ingress]", 'hosts = ["10.0.0.1", "10.0.0.2"]'),
-        ("[ingres]\nhosts = ['a']\n", "unknown key 'ingres' in the file", "did you mean 'ingress'?"),
+        ("[ingres]\nhosts = ['a']\n", "unknown key 'ingres' in the file", "did you mean [ingress]?"),
         ("[ingress]\n", "ingress: hosts is missing", 'add hosts = ["10.0.0.1", "10.0.0.2"] to [ingress]'),
         ("[ingress]\nhosts = []\n", "ingress.hosts = []: it is empty", "at most 2"),
         ("[ingress]\nhosts = ['a', 'b', 'c']\n", "not a list of text, at most 2", "at most 2"),

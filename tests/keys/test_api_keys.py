@@ -232,6 +232,16 @@ def test_open_modes_are_refused(path: Path, mode: int) -> None:
     assert caught.value.remedy == f"chmod 640 {path}"
 
 
+def test_a_byte_order_mark_is_skipped(path: Path) -> None:
+    """As Notepad and PowerShell write it; the next change takes it away."""
+    _, record = make("ann")
+    put(path, record)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert key_file.read(str(path)) == (record,)
+    key_file.update(str(path), lambda records: records)
+    assert path.read_bytes().startswith(b"{")
+
+
 def test_invalid_key_files(path: Path, tmp_path: Path) -> None:
     path.write_bytes(b"\xff\xfe")
     path.chmod(0o600)

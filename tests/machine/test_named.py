@@ -185,7 +185,7 @@ def test_a_line_and_a_file_of_ones_own(tmp_path: Path) -> None:
             "key 'mhz' of [cpu] is unknown or of the wrong type",
         ),
         ('layout = "socket:1 node:1 core:1"\n[cpu]\nfamily = "x"', "key 'family' of [cpu]"),
-        ("layout = ", "Invalid value"),
+        ("layout = ", "line 1: invalid value"),
     ],
 )
 def test_bad_files(text: str, said: str, tmp_path: Path) -> None:
