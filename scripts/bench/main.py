@@ -20,6 +20,7 @@ COMMANDS: Final = frozenset(
         "polling",
         "fleet",
         "ingress",
+        "instances",
     }
 )
 
