@@ -10,7 +10,7 @@ import pytest
 from support.source_tree import anchors
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 LINK = re.compile(r"\]\(([^)#\s]*)(#[^)\s]+)?\)")
 PATH = re.compile(r"`((?:launcher|tests|scripts|docs|configs|systemd)/[\w./-]+)`")
 
@@ -35,7 +35,8 @@ def test_paths_exist(page: Path) -> None:
 
 def test_every_page_is_linked_from_the_readme() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [page.name for page in PAGES[1:] if f"(docs/{page.name})" not in text] == []
+    pages = [page.relative_to(ROOT).as_posix() for page in PAGES[1:]]
+    assert [page for page in pages if f"({page})" not in text] == []
 
 
 def test_each_error_is_made_in_the_file_that_the_table_names() -> None:
