@@ -38,14 +38,16 @@ class Engine:
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-            method, path, _ = head.split(" ", 2)
+            path = head.split(" ", 2)[1]
             length = next(
                 (int(line[15:]) for line in head.split("\r\n") if line.startswith("content-length:")), 0
             )
             body = json.loads(await reader.readexactly(length)) if length else {}
-            if method == "get":
+            if path == "/v1/models":
                 models = {"data": [{"id": name, "max_model_len": 4096} for name in BEHAVIOURS]}
-                _whole(writer, "200 OK" if path == "/v1/models" else "404 Not Found", models)
+                _whole(writer, "200 OK", models)
+            elif not path.endswith("completions"):
+                _whole(writer, "404 Not Found", {"error": {"message": path, "code": 404}})
             elif body["model"] == "refused":
                 _whole(writer, "400 Bad Request", {"error": {"message": "no", "code": 400}})
             else:

@@ -328,7 +328,7 @@ async def test_an_error_that_can_not_be_read_passes_as_it_is(build: Build, body:
         assert b"[DONE]" not in got
     else:
         assert (answer.status, got) == (400, body)
-    assert proxy.sums()["completed"] == 1
+    assert proxy.sums()["refused"] == 1
 
 
 async def test_the_clock_goes_on_when_a_connection_fails_in_a_tick(

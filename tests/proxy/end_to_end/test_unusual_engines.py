@@ -182,7 +182,7 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client(
         body = await got.read()
     assert (got.status, body) == (413, b'{"error": "no"}'), len(seen)
     assert len(seen) == 1
-    assert proxy.sums()["completed"] == 1
+    assert proxy.sums()["refused"] == 1
 
 
 async def test_an_engine_that_dies_while_a_body_is_written(proxy: ProxyUnderTest) -> None:
