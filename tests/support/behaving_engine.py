@@ -65,7 +65,7 @@ class Engine:
         if behaviour == "half broken":
             behaviour = "error event" if self._asked % 2 else "healthy"
         writer.write(
-            b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+            b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
         )
         async for event in _events(behaviour, body, chat=chat):
             writer.write(b"%x\r\n%b\r\n" % (len(event), event))
@@ -108,7 +108,7 @@ def _event(chunk: Chunk) -> bytes:
 
 def _whole(writer: asyncio.StreamWriter, status: str, content: Chunk) -> None:
     body = json.dumps(content).encode()
-    head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"HTTP/1.1 {status}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     writer.write(head.encode() + body)
 
 
