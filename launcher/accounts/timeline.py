@@ -184,7 +184,7 @@ class Ended(Struct, gc=False):
         if entry.overflow:
             at_s = entry.queued_s or 0.0
             found.append(Step(at_s, What.OVERFLOWED, endpoint=entry.overflow, why=entry.overflow_reason))
-        if entry.streamed and entry.first_byte_s is not None:
+        if entry.streamed and entry.first_byte_s is not None and entry.outcome != "refused":
             found.append(
                 Step(entry.first_byte_s, What.FIRST_TOKEN, None if entry.attempts > 1 else entry.slot)
             )

@@ -49,6 +49,11 @@ def test_a_whole_response_has_no_first_token() -> None:
     assert "first token" not in [what for _, what in told(ended(streamed=False))]
 
 
+def test_an_error_in_the_place_of_a_stream_is_no_first_token() -> None:
+    """Of the request, such as a 4xx in the only event."""
+    assert "first token" not in [what for _, what in told(ended(outcome="refused"))]
+
+
 def test_one_that_was_never_sent() -> None:
     refused = ended(
         queued_s=None,

@@ -53,14 +53,15 @@ class Streaming:
         if not request.committed:
             request.committed = True
             request.first_byte = now  # comments do not count
-            if request.streamed and attempt.tracker is not None and not attempt.tracker.error_first:
+            has_token = attempt.tracker is not None and not attempt.tracker.error_first
+            if request.streamed and has_token:
                 waited_s = now - request.started
                 self._timings.take_first_token(request.slot, request.model or "", waited_s, now)
                 if request.predicted_s is not None and request.attempts == 1:
                     self._timings.prediction_error.observe(abs(waited_s - request.predicted_s))
             if request.transcript is None:
                 request.body = b""  # it is not needed again
-            if request.steps is not None and attempt.tracker is not None:
+            if request.steps is not None and has_token:
                 request.note(
                     What.FIRST_TOKEN, now, upstream=attempt.upstream, endpoint=request.overflow or None
                 )
