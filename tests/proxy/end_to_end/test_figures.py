@@ -27,6 +27,7 @@ from launcher.base.money import PICOS, token_prices
 RESPONSES = "/v1/responses"
 WORDS = 8
 FIRST_S, SLOW_S = 0.05, 0.2
+TICK_S = 0.002  # uvloop tells whole milliseconds
 PROMPT = "word " * 1000
 PRICES = token_prices("1", "2", "0.1")
 
@@ -197,7 +198,7 @@ async def test_figures_are_those_of_an_independent_client(build: Build, tmp_path
     if behaviour.streams:
         assert entry.first_byte_s is not None
         assert seen.first is not None
-        assert behaviour.wait_s <= entry.first_byte_s <= seen.first, "its first text, not what came before"
+        assert behaviour.wait_s - TICK_S <= entry.first_byte_s <= seen.first + TICK_S, "its first text"
     if behaviour.outcome == "completed":
         assert (entry.prompt_tokens, entry.cached_tokens, entry.output_tokens) == (
             1024,
@@ -205,7 +206,7 @@ async def test_figures_are_those_of_an_independent_client(build: Build, tmp_path
             behaviour.output,
         )
         assert entry.exact
-        assert behaviour.wait_s <= entry.duration_s
+        assert behaviour.wait_s - TICK_S <= entry.duration_s
     if behaviour.outcome == "client_aborted":
         assert (entry.output_tokens, entry.exact) == (behaviour.output, False)
 
@@ -220,7 +221,7 @@ async def test_figures_are_those_of_an_independent_client(build: Build, tmp_path
     assert (row.first_byte_p50_s is not None) is latency
     assert (row.duration_p50_s is not None) is (behaviour.outcome == "completed")
     if row.first_byte_p50_s is not None:  # within 5 %, rounded to three digits
-        assert 0.94 * behaviour.wait_s <= row.first_byte_p50_s <= 1.06 * (seen.first or 0.0)
+        assert 0.94 * behaviour.wait_s - TICK_S <= row.first_byte_p50_s <= 1.06 * (seen.first or 0.0) + TICK_S
     cost = PRICES.amount(row.prompt_tokens, row.cached_tokens, row.output_tokens) / PICOS
     if behaviour.outcome == "completed":
         uncached = 1024 - behaviour.cached
@@ -259,7 +260,7 @@ async def test_errors_do_not_make_an_engine_faster(build: Build, tmp_path: Path)
     row = usage_of(proxy, tmp_path / "usage.db")
     assert (row.requests, row.completed, row.refused) == (13, 1, 12)
     assert row.first_byte_p50_s is not None
-    assert 0.94 * SLOW_S <= row.first_byte_p50_s <= 1.06 * (first.first or 0.0)
+    assert 0.94 * SLOW_S - TICK_S <= row.first_byte_p50_s <= 1.06 * (first.first or 0.0) + TICK_S
     page = await proxy.server.metrics_page()
     assert metric(page, "numa_launcher_first_byte_seconds_count") == 1
-    assert metric(page, "numa_launcher_first_byte_seconds_sum") >= SLOW_S
+    assert metric(page, "numa_launcher_first_byte_seconds_sum") >= SLOW_S - TICK_S
