@@ -123,7 +123,7 @@ class FastPath:
     """One upstream connection's fast path. Armed at a chunk's boundary, by the slow path, once a stream is usual."""
 
     __slots__ = (
-        "_any", "_client_end", "_end", "_has_choices", "_key", "_mark", "_other_mark", "_prefix", "_skip", "_tail", "_text",
+        "_any", "_client_end", "_end", "_key", "_mark", "_other_mark", "_prefix", "_skip", "_tail", "_text",
         "_until", "_without_ids", "_write", "bytes", "events",
     )  # fmt: skip
 
@@ -134,7 +134,6 @@ class FastPath:
         self._write: Callable[[bytes], None]
         self._client_end = b""
         self._mark = self._other_mark = self._key = NEVER
-        self._has_choices = False
         self.disarm()
 
     def disarm(self) -> None:
@@ -171,7 +170,7 @@ class FastPath:
         """Relay any usual events. `without_ids`: with null in the place of token ids; `end`: of the stream."""
         self.disarm()
         self._mark, self._other_mark = MARKS[end]
-        self._key, self._has_choices = USUAL_KEYS[end], end is StreamEnd.DONE
+        self._key = USUAL_KEYS[end]
         self._any, self._without_ids, self._write = True, without_ids, write
 
     def data_received(self, data: bytes) -> bool:
@@ -248,7 +247,7 @@ class FastPath:
             return False
         # Two events and their chunk's framing have six line ends or more; this count is the cheaper one.
         events = 1 if data.count(b"\n") < 6 else data.count(_BLANK_LINE)
-        reasons = data.count(_REASON) if self._has_choices else 0
+        reasons = data.count(_REASON)
         if (reasons and reasons != data.count(_NO_REASON) and _ends_choice(data, reasons)) or (
             reasons != events and data.count(self._key) != events  # others are rare, and one may be a ping
         ):
