@@ -86,6 +86,10 @@ def today(path: Path, now: float) -> UsageToday:
     )
 
 
+# Where the clocks of a zone change an hour may have less.
+_HOUR_S: Final = 3600
+
+
 @contextmanager
 def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
     """A ledger, the zone of its hours, and when it began (Unix time). Raises LauncherError, also for what is read."""
@@ -99,7 +103,7 @@ def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
                     f"cannot read the usage ledger '{path}': nothing was entered yet",
                     "send the daemon a request first",
                 )
-            yield reader, report_values.zone_of(meta[0]), meta[1]
+            yield reader, report_values.zone_of(meta[0]), _began(reader, meta[1])
         except LauncherError:
             raise
         except Exception as error:
@@ -108,6 +112,13 @@ def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
             raise LauncherError(
                 f"cannot read the usage ledger '{path}': {error}", "see that its disk works, and try again"
             ) from None
+
+
+def _began(reader: sqlite3.Connection, noted: float) -> float:
+    """When the first request was entered. The time that was noted then is too late where the clock, since set back, was
+    ahead: a whole hour with requests lies before it."""
+    first = reader.execute("SELECT min(hour) FROM hourly WHERE dimension = 'all'").fetchone()[0]
+    return noted if first is None or first + _HOUR_S > noted else float(first)
 
 
 class _Reading:

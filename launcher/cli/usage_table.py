@@ -204,7 +204,11 @@ def _notes(report: Report) -> Iterator[str]:
     if lost := report.get("lost", 0):
         yield ""
         yield f"{counted(lost, 'request')} of this time are missing: the ledger could not be written. Sums are too low."
-    if report["began"] > report["since"]:
+    if report["began"] > report["until"]:
+        yield ""
+        began = _minute(iso(report["began"], zone))
+        yield f"The ledger begins at {began}, which is to come: the clock was ahead, and set back."
+    elif report["began"] > report["since"]:
         yield ""
         yield f"The ledger begins at {_minute(iso(report['began'], zone))}: earlier requests are not in it."
     if total["estimated"]:

@@ -62,6 +62,7 @@ class Supervisor:
         """By slot: steps of its controller, and when that number was seen first."""
         self._start_order = plan.start_order
         self._engine = engine
+        self._held_file = held
         self._held = frozenset() if held is None else held.slots
         """Slots that were held when an earlier daemon stopped."""
         self._pending = {slot.id for slot in plan.slots} - self._held
@@ -86,6 +87,12 @@ class Supervisor:
     @property
     def controllers(self) -> Mapping[int, SlotController]:
         return self._controllers
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator asked of an earlier daemon and this one does not know."""
+        held = self._held_file
+        return (held.lost,) if held is not None and held.lost else ()
 
     @property
     def failures(self) -> Counter[str]:

@@ -217,6 +217,16 @@ def test_days_from_before_the_ledger_have_no_row(tmp_path: Path) -> None:
     assert len(asked(ledger, by="hour").rows) == 12
 
 
+def test_a_ledger_that_began_while_the_clock_was_ahead(tmp_path: Path) -> None:
+    """Its first requests are those of the clock that was set back since."""
+    ledger = LedgerFile(tmp_path / "usage.db", began="2028-03-01T14:20")
+    ledger.hour("2026-11-22T12:00", requests=3)
+    ledger.hour("2028-03-01T14:00", requests=1)
+    found = asked(ledger, by="day")
+    assert found.began == unix("2026-11-22T12:00")
+    assert (names(found), found.total.requests) == (["2026-11-22", "2026-11-23"], 3)
+
+
 @pytest.mark.parametrize("by", [None, *BY])
 def test_an_empty_ledger(tmp_path: Path, by: str | None) -> None:
     found = asked(LedgerFile(tmp_path / "usage.db", began=NOW), by=by)

@@ -665,6 +665,26 @@ def test_what_is_no_list_of_slots_holds_nothing(tmp_path: Path, caplog: pytest.L
     assert "the next daemon will not know that it is held" in caplog.text
 
 
+def test_a_hold_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In the log and by `status`, until an operator holds or releases a slot: the file is whole then."""
+    path = tmp_path / "c.held"
+    assert HeldFile(path).lost == ""
+    for broken in (b"[1", b"\xff", b"7", b'["one"]'):
+        path.write_bytes(broken)
+        caplog.clear()
+        held = HeldFile(path)
+        assert held.lost.startswith(f"cannot read '{path}': it is damaged; slots that were held are started")
+        assert held.lost in caplog.text
+    supervisor = SeveralSlots(held=held).build()
+    assert supervisor.warnings == (held.lost,)
+    held.note(2, held=True)
+    assert supervisor.warnings == ()
+    assert HeldFile(path).slots == {2}
+    path.unlink()
+    path.mkdir()
+    assert "is a directory" in HeldFile(path).lost
+
+
 @dataclass
 class BrokenProber(FakeProber):
     """Raises what it is told to."""
