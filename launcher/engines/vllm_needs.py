@@ -54,7 +54,7 @@ _LEFT_OUT: Final = frozenset({
     "--enable-prompt-tokens-details", "--lora-modules", "--enable-lora", "--generation-config", "--chat-template",
     "--override-generation-config", "--speculative-config", "--seed",
 })  # fmt: skip
-_ENVIRONMENT: Final = {
+ENVIRONMENT: Final = {
     "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
     "OMP_NUM_THREADS": "1", "VLLM_LOGGING_LEVEL": "CRITICAL", "TRANSFORMERS_VERBOSITY": "error",
     "GLOO_SOCKET_IFNAME": "lo", KV_SPACE: "1",
@@ -89,7 +89,7 @@ def question_of(model: Model, config: Config, stack: Stack, flags: frozenset[str
     if folder is None:
         return None
     arguments = tuple(_kept(_arguments(model, config)))
-    environment = {**_ENVIRONMENT, **config.engine.env, "HF_HUB_OFFLINE": "1"}
+    environment = {**ENVIRONMENT, **config.engine.env, "HF_HUB_OFFLINE": "1"}
     instructions = tuple(sorted(flags & _INSTRUCTIONS))
     digest = hashlib.sha256()
     told = (FORMAT, stack.fingerprint, arguments, sorted(config.engine.env.items()), instructions)
