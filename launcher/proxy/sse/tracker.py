@@ -21,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from launcher.base.api_errors import NEVER_REPEATED
 from launcher.proxy.openai.answers import is_json
 from launcher.proxy.sse.ends import (
     PING_SIGNS,
@@ -280,13 +281,14 @@ class EventTracker:
 
     @property
     def engine_fault(self) -> bool:
-        """Whether the error is the engine's, not the request's: the event has no 4xx code, nor Anthropic's name of one."""
+        """Whether the error is the engine's, not the request's: the event has no 4xx code, nor Anthropic's name of one, nor
+        one that says that the engine cannot do this."""
         if self.error is None:
             return False
         if self.end is StreamEnd.MESSAGE_STOP and _REQUEST_ERROR.search(self.error) is not None:
             return False
         code = _CODE.search(self.error)
-        return code is None or not code[1].startswith(b"4")
+        return code is None or not (code[1].startswith(b"4") or int(code[1]) in NEVER_REPEATED)
 
 
 def _may_say_nothing(held: bytes) -> bool:

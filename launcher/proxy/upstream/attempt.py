@@ -14,7 +14,7 @@ import re
 from typing import Protocol
 
 from launcher.balancing.upstreams import Upstream
-from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR
 from launcher.proxy.error_forms import body_of
 from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
@@ -253,7 +253,8 @@ class Attempt:
 
     def _judge(self, answer: Answer) -> None:
         """Whether a whole response is fit for the client; the overflow endpoint's always is."""
-        if self.upstream is None:
+        # The request is at fault for an answer that says that this engine cannot do that.
+        if self.upstream is None or answer.head.status in NEVER_REPEATED:
             self._post(self.request, AnswerReceived(self, answer))
         elif answer.head.status >= SERVER_ERROR:
             self.fail(f"it answered {answer.head.status}", answer)

@@ -22,7 +22,7 @@ import msgspec
 
 from launcher.balancing.upstreams import Ending
 from launcher.base.address import TcpAddress
-from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.base.clock import Moment
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import WatchedFile
@@ -330,7 +330,11 @@ class OverflowEndpoint:
 
     def _judge(self, left: Left, now: float, wall: float) -> None:
         status = left.status
-        if status is not None and (status == TOO_MANY or status >= SERVER_ERROR):
+        if (
+            status is not None
+            and status not in NEVER_REPEATED
+            and (status == TOO_MANY or status >= SERVER_ERROR)
+        ):
             said_s = _seconds(left.retry_after, wall)
             self._health = Health.FAILED if said_s is None else Health.REFUSES
             self._until = now + (AVOID_S if said_s is None else min(said_s, MAX_RETRY_AFTER_S))
