@@ -205,7 +205,7 @@ class Proxy(Section, frozen=True):
     ] = 60.0
     keepalive_comment_s: Annotated[
         Seconds,
-        doc("Interval of the SSE comments sent to a client while its stream waits for the first token."),
+        doc("Longest time for which a stream sends its client nothing: then an SSE comment goes."),
     ] = 15.0
     eject_failures: Annotated[
         PositiveInt, doc("Consecutive failures that take an instance out of rotation for eject_s.")

@@ -105,12 +105,15 @@ class Responder:
             request.comment_at = now + self._comment_interval_s
 
     def comment(self, request: Request, _event: Event, now: float) -> None:
-        """An SSE comment, ignored by clients, for one that waits for an event."""
+        """An SSE comment, ignored by clients, for one that waits for an event; not within an event, nor behind the last."""
         request.comment_at = now + self._comment_interval_s
         if not request.head_sent:
             request.tracker = EventTracker()
             response.start(request, own_head(200, _EVENTS), now)
-        if not request.client.paused:
+        tracker = request.tracker
+        if tracker is None or tracker.done or tracker.inside_event:
+            return
+        if request.stalled_at is None and not request.client.paused:
             response.send(request, _COMMENT)
 
     def pause(self, request: Request, _event: Event, now: float) -> None:

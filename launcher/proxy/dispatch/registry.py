@@ -37,6 +37,7 @@ class RequestRegistry:
     ) -> None:
         self._idle_timeout_s = proxy.idle_timeout_s
         self._silence_timeout_s = proxy.answer_timeout_s
+        self._comment_interval_s = proxy.keepalive_comment_s
         self._counters = counters
         self._timings = timings
         self._balancer = balancer
@@ -160,11 +161,19 @@ class RequestRegistry:
     def tick(self, now: float) -> None:
         """Called a few times a second: what took too long?"""
         for request in tuple(self._in_flight):
-            if request.comment_at is not None and now >= request.comment_at:
-                self._post(request, CommentDue())
+            if request.comment_at is not None:
+                self._plan_comment(request, request.comment_at, now)
             attempt = request.attempt
             if isinstance(attempt, Attempt) and request.stalled_at is None:
                 self._watch(request, attempt, now)
+
+    def _plan_comment(self, request: Request, due: float, now: float) -> None:
+        """A comment goes to the client when it has got nothing for the interval, before the first event and after it."""
+        written = request.written
+        if written != request.commented:
+            request.commented, request.comment_at = written, now + self._comment_interval_s
+        elif now >= due:
+            self._post(request, CommentDue())
 
     def _watch(self, request: Request, attempt: Attempt, now: float) -> None:
         if (

@@ -49,7 +49,8 @@ class Streaming:
             length = attempt.head.length if attempt.tracker is None else None
             response.start(request, attempt.head, now, length=length, extra=response.timing(request, now))
         request.tracker = attempt.tracker
-        request.comment_at = None
+        # The registry counts from the last byte on; a comment is for event streams only.
+        request.comment_at = None if attempt.tracker is None else request.comment_at or now
         if not request.committed:
             request.committed = True
             request.first_byte = now  # comments do not count

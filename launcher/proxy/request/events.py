@@ -93,7 +93,7 @@ class BackoffOver(Event):
 
 
 class CommentDue(Event):
-    """A stream has waited long enough for a comment that keeps its connection alive."""
+    """A stream has been silent long enough for a comment that keeps its connection alive."""
 
 
 class ConnectionDue(Event):

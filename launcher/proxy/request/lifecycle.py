@@ -70,6 +70,7 @@ TRANSITIONS: Final[Mapping[State, Mapping[type[events.Event], Handler]]] = {
         **_ANYWHERE,
         events.BytesArrived: (Action.READ,),
         events.PromptComputed: (Action.FIRST_TOKEN,),
+        events.CommentDue: (Action.COMMENT,),
         events.AnswerCompleted: Decisions.completed,
         events.AttemptFailed: Decisions.failed,
         events.Diverged: Decisions.diverged,

@@ -49,13 +49,13 @@ class Request:
 
     __slots__ = (
         "accepted", "adapter", "admitted", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in",
-        "bytes_out", "choices", "chunked", "client", "comment_at", "committed", "continued", "counted", "cut", "deaths",
-        "ending", "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s", "forwarded",
-        "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket", "looked",
-        "match", "method", "model", "opening", "outcome", "overflow", "overflow_reason", "overflow_tried", "path", "pending",
-        "picos", "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at", "started", "state",
-        "status", "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript", "unread_tail",
-        "unsent_head", "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
+        "bytes_out", "choices", "chunked", "client", "comment_at", "commented", "committed", "continued", "counted", "cut",
+        "deaths", "ending", "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s",
+        "forwarded", "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket",
+        "looked", "match", "method", "model", "opening", "outcome", "overflow", "overflow_reason", "overflow_tried", "path",
+        "pending", "picos", "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at",
+        "started", "state", "status", "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript",
+        "unread_tail", "unsent_head", "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -144,6 +144,7 @@ class Request:
         self.tracker: EventTracker | None = None  # of the event stream that the client gets
         self.stalled_at: float | None = None  # since when its upstream waits for the client
         self.comment_at: float | None = None  # when a stream that waits gets a comment
+        self.commented = 0  # `written` as that was planned
         # The end.
         self.status = 0
         self.first_byte: float | None = None

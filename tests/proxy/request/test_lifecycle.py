@@ -128,7 +128,7 @@ R, Q, B, S, W, D = State
         (W, "resumed", W, (A.RESUME,)),
         (W, "completed", D, (A.FINISH, A.LEAVE, A.COUNT, A.LOG)),
         (W, "broken", Q, (A.LEAVE, A.ENQUEUE)),
-        (W, "comment", W, ()),
+        (W, "comment", W, (A.COMMENT,)),
         (W, "stopped", D, BROKEN_OFF),
     ],
 )
