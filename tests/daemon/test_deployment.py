@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,8 @@ import pytest
 from support.asked_engine import ANSWER, answering_vllm
 from support.model_folders import model
 
-from launcher.base.errors import LauncherError
-from launcher.config.schema import Config, Control, Engine, Model, Runtime
+from launcher.base.errors import LauncherError, PassingError
+from launcher.config.schema import Config, Control, Engine, EngineKind, Model, Runtime
 from launcher.daemon.deployment import (
     ASKED,
     NOT_ASKING,
@@ -19,6 +20,7 @@ from launcher.daemon.deployment import (
     asked_profiles,
     asking_at_start,
     build_deployment,
+    require_models,
 )
 from launcher.daemon.rollout import Step, compare
 from launcher.engines.vllm_software import Stack
@@ -57,6 +59,26 @@ def test_a_limit_in_engine_args_is_the_limit_everywhere(args: tuple[str, ...], t
     # The same limit written elsewhere is no other limit.
     moved = compare(limited, deployment_of(tmp_path, max_num_seqs=8)).slots
     assert not any(reason.startswith("max_num_seqs") for change in moved for reason in change.reasons)
+
+
+@pytest.mark.parametrize(
+    ("path", "command", "runtime", "waits"),
+    [
+        ("{folder}/away", ("serve", "{uds}", "{model}"), Runtime.HOST, True),
+        ("{folder}/away", ("serve", "{uds}"), Runtime.HOST, False),  # it is told of no model
+        ("{folder}/away", ("serve", "{uds}", "{model}"), Runtime.PODMAN, False),  # in the image
+        ("org/model", ("serve", "{uds}", "{model}"), Runtime.HOST, False),  # a name
+        ("{folder}/m.gguf", ("serve", "{uds}", "{model}"), Runtime.HOST, False),
+    ],
+)
+def test_a_custom_server_waits_for_its_model(
+    path: str, command: tuple[str, ...], runtime: Runtime, tmp_path: Path, *, waits: bool
+) -> None:
+    (tmp_path / "m.gguf").write_bytes(b"GGUF")
+    engine = Engine(kind=EngineKind.COMMAND, command=command, runtime=runtime, image="x")
+    config = Config(models=(Model(name="m", path=path.format(folder=tmp_path)),), engine=engine)
+    with pytest.raises(PassingError, match="no such directory") if waits else nullcontext():
+        require_models(config)
 
 
 # --- The engine's own answers. ---

@@ -17,7 +17,7 @@ from support.fakes import SOON_S, FakeSpawner, until
 
 from launcher.base import processes
 from launcher.base.cpuset import CpuSet
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, PassingError
 from launcher.daemon import main, process
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.main import Daemon
@@ -140,6 +140,46 @@ async def test_signals_during_a_reload_are_one_more_after_it(tmp_path: Path) -> 
         await until(lambda: reread.read == 2)
         await until(lambda: daemon.operations.reloading()["stage"] == "done" and not daemon._hangup.is_set())
         assert reread.read == 2, "the others are in it"
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@pytest.mark.usefixtures("setup")
+async def test_a_signal_that_came_before_the_event_loop_is_obeyed(tmp_path: Path) -> None:
+    reread = HeldReread(at(tmp_path))
+    reread.may_end.set()
+    daemon = Daemon(reread.deployment, reread, hung_up=lambda: True)
+    running = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: daemon.operations.reloading()["stage"] == "done")
+        assert reread.read == 1
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+@pytest.mark.usefixtures("setup")
+async def test_a_reload_by_signal_that_meets_a_passing_condition_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(main, "RELOAD_AGAIN_S", 0.001)
+    reads = 0
+
+    def reread(_overrides: Any) -> Deployment:
+        nonlocal reads
+        reads += 1
+        if reads < 4:
+            raise PassingError("cannot read model '/m': no such directory", "mount it")
+        return at(tmp_path)
+
+    daemon = Daemon(at(tmp_path), reread, hung_up=lambda: True)
+    running = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: daemon.operations.reloading()["stage"] == "done")
+        assert reads == 4
+        told = [record for record in caplog.records if "no such directory" in record.getMessage()]
+        assert len(told) == 1, "the same reason is logged once"
     finally:
         running.cancel()
         await asyncio.wait({running})
