@@ -50,7 +50,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "config.engine_arguments", "config.schema", "control.client", "machine.hardware", "machine.topology",
         "proxy.sse.ends", "telemetry",  # first output: the reader of the proxy
     },
-    "doctor": {"base", "config", "engines", "machine", "measure.tune.remembered"},
+    # It reads the files of a configuration as the daemon does.
+    "doctor": {
+        "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered", "proxy.downstream.tls",
+        "proxy.upstream.overflow_endpoint",
+    },
     # Clients of a daemon's control socket. The ingress takes the balancer, and how a request's body is read.
     "fleet": {
         "base", "accounts.spending", "balancing", "config", "control.client", "keys.key_file", "proxy.request.beginning",

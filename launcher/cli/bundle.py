@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,6 +26,7 @@ import launcher
 from launcher.base.errors import LauncherError, reason
 from launcher.base.redaction import Redactor, secret_parts
 from launcher.base.text import printable_lines
+from launcher.base.text_files import read_toml
 from launcher.cli import options, why
 from launcher.cli import status as status_table
 from launcher.config.loading import load_config, secret_values, shown
@@ -201,7 +201,7 @@ def collect(client: ControlClient, path: Path, lines: int, now: float) -> Bundle
     if status is None and config is not None:
         _from_file(bundle, config, path)
     if config is None and path.exists():
-        read = lambda: tomllib.loads(path.read_text())  # noqa: E731
+        read = partial(read_toml, path, "configuration")
         bundle.add("config-file.json", f"content of {path}, secrets masked", read)
     bundle.add("journal.txt", "latest journal lines of the daemon and its instances", lambda: _journal(lines))
     return bundle
@@ -296,7 +296,8 @@ def _doctor(config: Config | None) -> str:
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
     from launcher.doctor.rows import to_text  # noqa: PLC0415  heavy
 
-    return to_text(examine(gather(Engine() if config is None else config.engine), read_matrix())) + "\n"
+    facts = gather(Engine()) if config is None else gather(config.engine, proxy=config.proxy)
+    return to_text(examine(facts, read_matrix())) + "\n"
 
 
 def _topology() -> str:

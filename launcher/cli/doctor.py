@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 from dataclasses import replace
@@ -13,11 +14,15 @@ if TYPE_CHECKING:
     from launcher.config.schema import Config
     from launcher.doctor.facts import AskedModel
 
+from launcher.base.errors import LauncherError
+from launcher.cli import options
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-c", "--config", type=Path, metavar="FILE",
-        help="check the engine of this configuration file (default: vllm)",
+        help="check the engine, certificate and keys of this configuration file (default: vllm, and the files of "
+        f"{options.DEFAULT_CONFIG})",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -31,10 +36,18 @@ def run(args: argparse.Namespace) -> int:
     from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
     from launcher.doctor.rows import to_json, to_text  # noqa: PLC0415  heavy
 
-    config = None if args.config is None else load_config(args.config, environ=os.environ)
-    facts = gather(Engine() if config is None else config.engine)
-    if config is not None:
-        facts = replace(facts, models=_asked(config))
+    config: Config | None = None
+    if args.config is not None:
+        config = load_config(args.config, environ=os.environ)
+    else:
+        # Of the service: it says what is wrong with it when it starts, and this user may not be allowed to read it.
+        with contextlib.suppress(LauncherError):
+            config = options.configured(None)
+    named = config if args.config is not None else None
+    engine = Engine() if named is None else named.engine
+    facts = gather(engine, proxy=None if config is None else config.proxy)
+    if named is not None:
+        facts = replace(facts, models=_asked(named))
     report = examine(facts, read_matrix())
     redactor = Redactor()
     print(
@@ -45,7 +58,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _asked(config: Config) -> tuple[AskedModel, ...]:
     """The models of the configuration, after the engine was asked about them: seconds for each that is new to it."""
-    from launcher.base.errors import LauncherError  # noqa: PLC0415  heavy
     from launcher.daemon.deployment import asked_profiles  # noqa: PLC0415  heavy
     from launcher.doctor.facts import AskedModel  # noqa: PLC0415  heavy
 

@@ -21,6 +21,7 @@ from launcher.control.verdict import (
     Status,
     duration,
     level,
+    of_files,
     problems_of,
     problems_of_daemon,
     seconds,
@@ -132,7 +133,8 @@ def _table(columns: list[Column], slots: list[Slot], now: float) -> list[str]:
 
 
 def notes(status: Status, now: float) -> list[str]:
-    lines = [line for problem in problems_of_daemon(status) for line in _note(problem)]
+    problems = (*problems_of_daemon(status), *of_files(status, now))
+    lines = [line for problem in problems for line in _note(problem)]
     lines = [*([""] * bool(lines)), *lines]
     for slot in status["slots"]:
         about = [line for problem in problems_of(slot, now) for line in _note(problem)]

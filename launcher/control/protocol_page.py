@@ -147,7 +147,7 @@ _IN_JSON: Final = {
     "dict[str, KeyTotals]": "object of `KeyTotals`",
     "list[float | None]": "list of number or null", "tuple[NodeUse, ...]": "list of `NodeUse`",
     "tuple[SlotPlaces, ...]": "list of `SlotPlaces`", "tuple[Misplaced, ...]": "list of `Misplaced`",
-    "tuple[Disk, ...]": "list of `Disk`",
+    "tuple[Disk, ...]": "list of `Disk`", "tuple[FileState, ...]": "list of `FileState`", "FileCondition": "text",
 }  # fmt: skip
 
 

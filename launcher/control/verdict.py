@@ -132,6 +132,7 @@ def problems_of_daemon(status: Status) -> Iterator[Problem]:
 
 def _of_status(status: Status, now: float) -> Iterator[Problem]:
     yield from problems_of_daemon(status)
+    yield from of_files(status, now)
     for slot in status["slots"]:
         yield from problems_of(slot, now)
 
@@ -147,11 +148,13 @@ def no_answer(message: str, remedy: str, silent_s: float | None) -> Verdict:
 
 
 def level(status: Status) -> int:
-    """0: every slot is ready and watched. 1: some are. 2: none is ready, or no client can reach them."""
+    """0: every slot is ready and watched, and the certificate is valid. 1: some are, or it is not. 2: none is ready, or no
+    client can reach them."""
     ready, slots = status["ready"], status["slots"]
     if status.get("no_listener"):
         return 2
-    return 2 if not ready else int(ready < len(slots) or any(slot["unwatched"] for slot in slots))
+    refused = any(file["state"] in _REFUSED for file in status.get("files", ()))
+    return 2 if not ready else int(ready < len(slots) or refused or any(slot["unwatched"] for slot in slots))
 
 
 def _line(status: Status, now: float, problems: Sequence[Problem]) -> str:
@@ -164,6 +167,7 @@ def _line(status: Status, now: float, problems: Sequence[Problem]) -> str:
     parts += [_trouble(slot, now) for slot in slots if slot["state"] != "ready"]
     parts += [f"slot {slot['slot']} makes no progress" for slot in slots if slot["stalled_s"]]
     parts += [f"slot {slot['slot']} is not watched" for slot in slots if slot["unwatched"]]
+    parts += [f"{file['what']} {file['state']}" for file in _bad_files(status)]
     parts += [problem.what for problem in problems_of_daemon(status)]
     requests = status["requests"]
     parts.append(f"{requests.get('in_flight', 0)} in flight, {requests.get('waiting', 0)} waiting")
@@ -200,6 +204,25 @@ def _of_queue(status: Status) -> Iterator[Problem]:
         remedy="send fewer requests, start more instances, or set [[proxy.overflow]] (docs/proxy.md)",
         level=Level.BAD if full >= 1 else Level.WARN,
     )
+
+
+# States of files, as launcher.base.watched_file has them.
+_IN_USE: Final = "in use"
+_REFUSED: Final = frozenset({"expired", "not yet valid"})
+
+
+def _bad_files(status: Status) -> list[Mapping[str, Any]]:
+    # A daemon from before an upgrade does not send them.
+    return [file for file in status.get("files", ()) if file["state"] != _IN_USE]
+
+
+def of_files(status: Status, now: float) -> Iterator[Problem]:
+    """Files that cannot be used, have expired or soon will."""
+    for file in _bad_files(status):
+        yield Problem(
+            what=f"{file['why']} (for {duration(now - file['since'])})", remedy=file["remedy"],
+            level=Level.BAD if file["state"] in _REFUSED else Level.WARN,
+        )  # fmt: skip
 
 
 def problems_of(slot: Slot, now: float) -> Iterator[Problem]:

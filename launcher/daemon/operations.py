@@ -23,7 +23,7 @@ from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine import MachineReader, MachineStatus
 from launcher.daemon.measured import Measurement, Measurements
 from launcher.daemon.reload import Reloader, Reread
-from launcher.daemon.status import Status, slot_status
+from launcher.daemon.status import Status, on_clock, slot_status
 from launcher.daemon.usage_reports import RequestFinder, UsageReports, question_of
 from launcher.instances.output import LogLine
 from launcher.instances.slot_controller import SlotController
@@ -163,7 +163,8 @@ class Operations:
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()
-        """Start of the daemon."""
+        """Start of the daemon, on the clock that there was then."""
+        self._began = time.monotonic()
         self._requests = RequestFinder(proxy.requests, usage, self.since)
         self._secrets: dict[str, None] = {}
         self._masks: tuple[str, ...] = ()
@@ -209,7 +210,7 @@ class Operations:
             version=launcher.__version__,
             build=build(),
             pid=os.getpid(),
-            since=self.since,
+            since=on_clock(self._began, time.monotonic(), time.time()),
             binding=self.deployment.binding.policy.value,
             stack={
                 "vllm": stack.vllm,
@@ -223,7 +224,9 @@ class Operations:
                 *(f"the machine has changed: {line}" for line in self._drift()),
                 *self._warnings(),
                 *self._from_outside,
+                *self._supervisor.warnings,
             ),
+            files=self._proxy.readings.files(),
             no_listener=self._no_listener(),
             unapplied=f"{unapplied}{self._reloader.outcome}" if unapplied else None,
             measured_layout=self.deployment.measured,

@@ -12,6 +12,7 @@ from launcher.accounts.cost import CostNow
 from launcher.accounts.report_values import UsageToday
 from launcher.base.build import build
 from launcher.base.cpuset import CpuSet
+from launcher.base.watched_file import FileState
 from launcher.engines.vllm_software import Stack
 from launcher.instances.causes import CAUSES, Cause
 from launcher.instances.instance import eta
@@ -169,6 +170,8 @@ class Status:
     """By API key: `accepted`, `in_flight` (requests), `tokens`, `prompt_tokens`, `output_tokens`; empty without keys."""
     warnings: tuple[str, ...]
     """Warnings about the plan and the machine."""
+    files: tuple[FileState, ...] = ()
+    """Files that are read again when they change: certificate and keys."""
     no_listener: str | None = None
     """Why the daemon listens nowhere: systemd handed over the control socket only; null if it listens, or will."""
     unapplied: str | None = None
@@ -181,6 +184,12 @@ class Status:
     cost: CostNow | None = None
     """Live costs: `currency`, `per_million_output` (allocated cost of a million output tokens in the last `seconds`, at most
     an hour; null if there were none), `today` (bill since midnight), `today_utilisation`; null without a price in [cost]."""
+
+
+def on_clock(began: float, running: float, wall: float) -> float:
+    """When something began, on the wall clock as it is now: it may have been set since. `began` and `running` (now) are a
+    monotonic clock's."""
+    return wall - (running - began)
 
 
 def slot_status(

@@ -9,6 +9,7 @@ from typing import Any, Final, Self
 
 from launcher.base.build import REMEDY
 from launcher.base.text import counted, format_size
+from launcher.base.watched_file import FileCondition
 from launcher.doctor.build_jobs import JOB_BYTES, build_jobs
 from launcher.doctor.facts import Facts
 from launcher.doctor.rows import Report, Row, Tier, Verdict, fail, ok, warn
@@ -483,7 +484,32 @@ def models(facts: Facts, _: Matrix) -> Iterator[Row]:
             )
 
 
-SOFTWARE_RULES: Final = (tcmalloc, openmp, engine, zentorch, compiler, jobs, launcher_build, layout, models)
+def files(facts: Facts, _: Matrix) -> Iterator[Row]:
+    """Certificate and keys, which the daemon reads again when they change."""
+    for file in facts.files:
+        check = "certificate" if file.what.startswith("TLS") else "keys"
+        if file.state is FileCondition.IN_USE:
+            yield ok(check, f"{file.what} '{file.path}': can be used")
+        elif file.state is FileCondition.EXPIRING:
+            yield warn(check, file.why, file.remedy)
+        elif "permission denied" in file.why:  # the daemon may have another user than `doctor`
+            yield warn(check, file.why, f"run doctor as the daemon's user; {file.remedy}")
+        else:
+            yield fail(check, file.why, file.remedy)
+
+
+SOFTWARE_RULES: Final = (
+    tcmalloc,
+    openmp,
+    engine,
+    zentorch,
+    compiler,
+    jobs,
+    launcher_build,
+    layout,
+    files,
+    models,
+)
 
 
 # --- Compares the facts with what vLLM needs on a many-core machine: one rule per row. ---

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from launcher.base.build import Build
+from launcher.base.watched_file import FileState
 from launcher.engines.numactl import Binding
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
@@ -88,6 +89,8 @@ class Facts:
     kernel: Kernel
     build: Build = "python"
     """Which code of numa-launcher itself runs."""
+    files: tuple[FileState, ...] = ()
+    """Files that the daemon of a configuration reads again when they change."""
     measured: str | None = None
     """Date and layout of the latest verdict of `tune`; None where the state folder has none."""
     models: tuple[AskedModel, ...] = ()

@@ -5,25 +5,32 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from launcher.base.build import build
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, TimedOutError, timed_out
 from launcher.base.files import state_folder
-from launcher.config.schema import Engine, EngineKind
+from launcher.base.watched_file import FileState, WatchedFile, unusable
+from launcher.config.schema import Engine, EngineKind, Proxy
 from launcher.doctor.checks import Matrix
 from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
 from launcher.engines.numactl import Binding, probe_binding
 from launcher.engines.probe_stack import find_tcmalloc, probe_stack
 from launcher.engines.vllm_software import Stack
+from launcher.keys.api_keys import ApiKeys
 from launcher.machine import sysfs
 from launcher.machine.hardware import read_host, read_settings
 from launcher.machine.topology import Topology
 from launcher.measure.tune.remembered import recall
+from launcher.proxy.downstream.tls import ServerTls
+from launcher.proxy.upstream.overflow_endpoint import watched_key
 
 # Compilers print their version within milliseconds.
 PROBE_TIMEOUT_S: Final = 60.0
@@ -33,8 +40,9 @@ _OPENMP: Final = ("libgomp*.so*", "libiomp5.so", "libomp.so*")
 _OPENMP_DIRS: Final = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
 
 
-def gather(engine: Engine, root: Path = Path("/")) -> Facts:
-    """All facts. Raises LauncherError when the topology cannot be read, TimedOutError when a probe does not end."""
+def gather(engine: Engine, root: Path = Path("/"), proxy: Proxy | None = None) -> Facts:
+    """All facts; of the files of `proxy`, too. Raises LauncherError when the topology cannot be read, TimedOutError when a
+    probe does not end."""
     with ThreadPoolExecutor(thread_name_prefix="doctor") as side:
         host = side.submit(read_host)  # the slowest
         software = side.submit(find_software, engine)
@@ -46,7 +54,30 @@ def gather(engine: Engine, root: Path = Path("/")) -> Facts:
             binding=binding if isinstance(binding, Binding) else None,
             binding_trouble=binding if isinstance(binding, Trouble) else None, software=software.result(),
             compiler=compiler.result(), kernel=read_kernel(root), build=build(), measured=_measured_layout(),
+            files=() if proxy is None else tuple(read_files(proxy, time.time())),
         )  # fmt: skip
+
+
+def read_files(proxy: Proxy, now: float) -> Iterator[FileState]:
+    """Each as the daemon reads it at its start, by this user. `now`: seconds since the epoch."""
+    readers: list[tuple[str, str | None, Callable[[], Iterable[WatchedFile[Any]]]]] = [
+        (
+            "TLS certificate", proxy.tls_certificate,
+            lambda: ServerTls(str(proxy.tls_certificate), proxy.tls_key).files,
+        ),
+        ("API keys", proxy.api_keys_file, lambda: ApiKeys(proxy.api_keys_file).files),
+        *(
+            (f"key of the overflow endpoint {each.endpoint}", each.api_key_file, partial(watched_key, each))
+            for each in proxy.overflow
+        ),
+    ]  # fmt: skip
+    for what, path, read in readers:
+        if path is None:
+            continue
+        try:
+            yield from (file.state() for file in read())
+        except LauncherError as error:
+            yield unusable(what, path, error, now)
 
 
 def _measured_layout() -> str | None:

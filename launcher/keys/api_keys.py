@@ -12,7 +12,7 @@ from typing import Final, Protocol
 from launcher.accounts.budgets import Budgets
 from launcher.base.api_errors import HttpError
 from launcher.base.errors import LauncherError
-from launcher.base.files import WatchedFile
+from launcher.base.watched_file import WatchedFile
 from launcher.keys import key_file, key_record
 from launcher.keys.key_record import KeyRecord
 from launcher.keys.rate_limits import KeyLimits, KeySums
@@ -70,6 +70,11 @@ class ApiKeys:
     @property
     def required(self) -> bool:
         return self._file is not None
+
+    @property
+    def files(self) -> tuple[WatchedFile[tuple[KeyRecord, ...]], ...]:
+        """The file, where one is needed."""
+        return () if self._file is None else (self._file,)
 
     def __iter__(self) -> Iterator[KeyEntry]:
         return iter(self._entries.values())

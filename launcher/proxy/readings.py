@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from launcher.accounts.budgets import Budgets, BudgetState
 from launcher.balancing.admission_queue import AdmissionQueue
 from launcher.balancing.balancer import Balancer
+from launcher.base.watched_file import FileState, WatchedFiles
 from launcher.config.schema import Proxy
 from launcher.keys.api_keys import ApiKeys
 from launcher.proxy.dispatch.instances import Instances
@@ -124,6 +125,7 @@ class Parts:
     keys: ApiKeys
     budgets: Budgets | None
     overflow: Overflow | None
+    files: WatchedFiles
 
 
 class Readings:
@@ -177,6 +179,11 @@ class Readings:
         """By name."""
         return key_totals(self._parts.keys)
 
+    def files(self) -> tuple[FileState, ...]:
+        """Of the files that are read again when they change."""
+        self._parts.files.look(self._clock())
+        return self._parts.files.states()
+
     def values(self) -> Values:
         """Of telemetry.metrics.TABLE."""
         parts = self._parts
@@ -194,5 +201,6 @@ class Readings:
             keys=parts.keys,
             budgets=parts.budgets,
             overflow=parts.overflow,
+            files=self.files(),
         )
         return {**own, **self._more_values()}

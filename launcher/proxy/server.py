@@ -17,6 +17,7 @@ from launcher.balancing.balancer import Balancer
 from launcher.balancing.upstreams import Upstream
 from launcher.base.address import Address
 from launcher.base.background import Failures, RunningClock, attempt
+from launcher.base.watched_file import WatchedFiles
 from launcher.config.schema import Model, Proxy
 from launcher.keys.api_keys import ApiKeys
 from launcher.proxy.continuation.template_probe import TemplateChecks
@@ -175,6 +176,13 @@ class ProxyServer:
             upload_memory=self.upload_memory,
             post=post,
         )
+        self._files = WatchedFiles(
+            (
+                *self._clients.files,
+                *self._keys.files,
+                *(file for endpoint in self._overflow or () for file in endpoint.files),
+            )
+        )
         self.readings = Readings(
             Parts(
                 proxy=proxy,
@@ -188,6 +196,7 @@ class ProxyServer:
                 keys=self._keys,
                 budgets=budgets,
                 overflow=self._overflow,
+                files=self._files,
             ),
             self._traits.names.names,
             more_values,
@@ -209,6 +218,7 @@ class ProxyServer:
 
         Raises LauncherError when an address can't be had; nothing listens then.
         """
+        self._files.look(self._loop.time())
         self._listener = Listener(self._clients.make, self._clients.handshakes)
         try:
             for sock in ready:
@@ -355,6 +365,7 @@ class ProxyServer:
         if skipped > self._skipped:
             self._excuse(skipped - self._skipped, now)
             self._skipped = skipped
+        self._files.look(now)
         self._clients.tick(now)
         self.requests.tick(now)
         self.slow_clients.tick(now, self._instances.models_waited_for)

@@ -65,6 +65,7 @@ UPLOAD_BYTES = "numa_launcher_upload_bytes"
 UPLOADS_WAITING = "numa_launcher_uploads_waiting"
 UPLOADS_REFUSED = "numa_launcher_uploads_refused"
 CONNECTIONS = "numa_launcher_connections"
+FILE_USABLE = "numa_launcher_file_usable"
 CERTIFICATE_END = "numa_launcher_tls_certificate_not_after_timestamp_seconds"
 CONNECTIONS_REFUSED = "numa_launcher_connections_refused"
 SLOW_CLIENTS = "numa_launcher_slow_clients"
@@ -200,6 +201,12 @@ TABLE: tuple[Spec, ...] = (
         CERTIFICATE_END,
         "End of the TLS certificate in force, seconds since the epoch: the earliest of its chain. With [proxy] "
         "tls_certificate only.",
+    ),
+    gauge(
+        FILE_USABLE,
+        "1 while a file that is read again when it changes is in use, 0 when it cannot be used or has expired: TLS "
+        "certificate, API keys, key of the overflow endpoint NAME.",
+        "file",
     ),
     gauge(SLOW_CLIENTS, "Clients that read their responses slowly."),
     gauge(SLOW_CLIENT_BYTES, "Response data buffered for slow clients."),

@@ -12,6 +12,7 @@ from launcher.accounts.cost import CostReport, OverflowCost, PerMillion
 from launcher.accounts.references import Comparison
 from launcher.accounts.report_values import UsageReport, UsageRequest, UsageRequests, UsageRow
 from launcher.accounts.timeline import Step, Timeline, TimelineTokens
+from launcher.base.watched_file import FileState
 from launcher.control.messages import ENDPOINTS, PREFIX, Role, SlotCommand
 from launcher.control.protocol_page import examples, fields_of, to_markdown
 from launcher.daemon.machine import Disk, MachineStatus, Misplaced, NodeUse, SlotPlaces
@@ -21,7 +22,7 @@ from launcher.measure.tune.remembered import MeasuredLayout
 from launcher.proxy.readings import KeyTotals, QueueState, TokenTotals
 
 TYPES = (
-    Status, QueueState, TokenTotals, KeyTotals, SlotStatus, Zentorch, Resident, MeasuredLayout,
+    Status, QueueState, TokenTotals, KeyTotals, SlotStatus, Zentorch, Resident, MeasuredLayout, FileState,
     MachineStatus, NodeUse, SlotPlaces, Misplaced, Disk, Measurement,
     UsageReport, UsageRow, UsageRequests, UsageRequest,
     Timeline, TimelineTokens, Step, CostReport, PerMillion, Comparison, OverflowCost,

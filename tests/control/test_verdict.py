@@ -8,7 +8,17 @@ import msgspec
 import pytest
 from support.fake_operations import CAUSE, FakeOperations, slot_status
 
-from launcher.control.verdict import Host, Level, Problem, judge, judge_fleet, late_hosts, no_answer
+from launcher.control.verdict import (
+    Host,
+    Level,
+    Problem,
+    judge,
+    judge_fleet,
+    late_hosts,
+    level,
+    no_answer,
+    summary,
+)
 
 NOW = 160.0
 THREAD = {"thread": 7, "name": "VLLM", "cpus": "0-3", "planned": "1"}
@@ -95,6 +105,37 @@ def test_the_queue_is_named_when_it_fills(waiting: dict[str, Any], level: Level,
 def test_what_is_wrong_with_a_slot_has_a_remedy(slot: Any, what: str, remedy: str) -> None:
     (problem,) = judge(status(slot), NOW).problems
     assert (problem.what, problem.remedy, problem.slot) == (what, remedy, 0)
+
+
+def file(state: str, why: str) -> dict[str, Any]:
+    return {
+        "what": "TLS certificate", "path": "/c", "state": state, "since": NOW - 7200, "why": why, "remedy": "renew it"
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("state", "rank", "line"),
+    [
+        ("unusable", 0, "OK 1/1 ready, 1 warning; TLS certificate unusable"),
+        ("expiring", 0, "OK 1/1 ready, 1 warning; TLS certificate expiring"),
+        ("expired", 1, "DEGRADED 1/1 ready; TLS certificate expired"),
+        ("not yet valid", 1, "DEGRADED 1/1 ready; TLS certificate not yet valid"),
+    ],
+)
+def test_a_file_that_cannot_be_used_is_said(state: str, rank: int, line: str) -> None:
+    """By the first line, its exit code, and a problem with its remedy."""
+    now = status(files=[file("in use", ""), file(state, "it is bad")])
+    found = judge(now, NOW)
+    (problem,) = found.problems
+    assert (problem.what, problem.remedy) == ("it is bad (for 2h00m)", "renew it")
+    assert found.level is Level.WARN
+    assert found.line.startswith(line)
+    assert summary(now, NOW).startswith(line)
+    assert level(now) == rank
+
+
+def test_files_in_use_are_no_problem() -> None:
+    assert judge(status(files=[file("in use", "")]), NOW).problems == judge(status(), NOW).problems
 
 
 def test_zentorch_that_is_not_used() -> None:

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from support.slots import Setup, seen
 
-from launcher.daemon.status import daemon_values, failure_values, slot_values
+from launcher.daemon.status import daemon_values, failure_values, on_clock, slot_values
 from launcher.engines.vllm_software import Stack
 from launcher.instances.causes import CAUSES
 from launcher.instances.slot_state import StartRequested, State
@@ -51,6 +51,12 @@ def test_each_cause_is_a_series_from_the_start() -> None:
     assert failure_values({})[names.FAILURES] == {(cause,): 0 for cause in CAUSES}
     assert failure_values({"hung": 2, "new": 1})[names.FAILURES]["hung",] == 2
     assert failure_values({"new": 1})[names.FAILURES]["new",] == 1
+
+
+def test_a_daemon_is_up_as_long_as_it_runs_whatever_becomes_of_the_clock() -> None:
+    """Started at 1000 s of the wall clock and 50 s of the monotonic one, a minute ago: set back, and ahead."""
+    for wall in (1060.0, 10.0, 4_000_000.0):
+        assert wall - on_clock(50.0, 110.0, wall) == 60.0
 
 
 def test_the_build() -> None:

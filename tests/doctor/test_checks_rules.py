@@ -10,6 +10,7 @@ import pytest
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
+from launcher.base.watched_file import FileCondition, FileState
 from launcher.doctor.checks import examine
 from launcher.doctor.facts import AskedModel, Compiler, Facts, Kernel, Software, Trouble
 from launcher.doctor.gather import read_matrix
@@ -52,6 +53,26 @@ GOOD = Facts(
     compiler=Compiler("/usr/bin/g++", "13.2.0"),
     kernel=KERNEL,
 )
+
+
+@pytest.mark.parametrize(
+    ("state", "why", "verdict"),
+    [
+        (FileCondition.IN_USE, "", Verdict.OK),
+        (FileCondition.EXPIRING, "it expires at noon", Verdict.WARN),
+        (FileCondition.EXPIRED, "it expired at noon", Verdict.FAIL),
+        (FileCondition.UNUSABLE, "cannot read it: no such file", Verdict.FAIL),
+        (FileCondition.UNUSABLE, "cannot read it: permission denied", Verdict.WARN),
+    ],
+)
+def test_files(state: FileCondition, why: str, verdict: Verdict) -> None:
+    file = FileState(
+        what="API keys", path="/k", state=state, since=1.0, why=why, remedy="mend it" if why else ""
+    )
+    (row,) = (row for row in look(files=(file,)).rows if row.check == "keys")
+    assert row.verdict is verdict
+    assert row.fact == (why or "API keys '/k': can be used")
+    assert row.remedy.endswith(file.remedy)
 
 
 def look(**changes: Any) -> Report:

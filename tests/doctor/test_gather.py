@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.certificates import certify
 
 from launcher.base.errors import TimedOutError
-from launcher.config.schema import Engine, EngineKind
+from launcher.base.watched_file import FileCondition
+from launcher.config.schema import Engine, EngineKind, Overflow, Proxy
 from launcher.doctor.facts import Compiler, Kernel
-from launcher.doctor.gather import find_compiler, find_software, gather, read_kernel
+from launcher.doctor.gather import find_compiler, find_software, gather, read_files, read_kernel
 
 
 def test_this_host() -> None:
@@ -30,6 +32,30 @@ def test_a_host_without_numactl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.binding_trouble is not None
     assert "no command 'numactl'" in facts.binding_trouble.message
     assert facts.compiler is None
+
+
+def test_the_files_of_a_configuration(tmp_path: Path) -> None:
+    """As the daemon reads them: certificate and key that do not belong together, keys that others may write, no key."""
+    chain, _ = certify(tmp_path, "a")
+    _, key = certify(tmp_path, "b")
+    keys = tmp_path / "keys"
+    keys.write_text("")
+    keys.chmod(0o666)
+    endpoint = Overflow(url="https://x/v1", models={"m": "big"}, api_key_file=str(tmp_path / "none"))
+    proxy = Proxy(tls_certificate=str(chain), tls_key=str(key), api_keys_file=str(keys), overflow=(endpoint,))
+    states = list(read_files(proxy, 5.0))
+    assert [(state.what, state.state, state.since) for state in states] == [
+        ("TLS certificate", FileCondition.UNUSABLE, 5.0),
+        ("API keys", FileCondition.UNUSABLE, 5.0),
+        ("key of the overflow endpoint x", FileCondition.UNUSABLE, 5.0),
+    ]
+    for state, why in zip(states, ("not that of the certificate", "mode 0666", "no such file"), strict=True):
+        assert why in state.why
+        assert state.remedy
+    keys.chmod(0o600)
+    good = Proxy(tls_certificate=str(chain), tls_key=str(tmp_path / "a.key"), api_keys_file=str(keys))
+    assert {state.state for state in read_files(good, 5.0)} == {FileCondition.IN_USE}
+    assert list(read_files(Proxy(), 5.0)) == []
 
 
 def put(root: Path, **files: str) -> Path:

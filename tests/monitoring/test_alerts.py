@@ -84,6 +84,7 @@ FAULTS = {
         {"numa_launcher_tls_certificate_not_after_timestamp_seconds": f"{86400}x420"},
         also={"NumaLauncherCertificateEndsSoon": 1},
     ),
+    "NumaLauncherFileUnusable": Fault({'numa_launcher_file_usable{file="TLS certificate"}': "0x420"}),
     "NumaLauncherDiskFull": Fault(
         {'numa_launcher_disk_free_bytes{folder="usage"}': "1000000000x420"},
     ),

@@ -6,8 +6,10 @@ import asyncio
 import uuid
 from collections.abc import Iterator
 from itertools import count
+from typing import Any
 
 from launcher.base.api_errors import HttpError
+from launcher.base.watched_file import WatchedFile
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.connection import DownstreamConnection
 from launcher.proxy.downstream.origin import TrustedProxies, appended, wished_slot
@@ -76,6 +78,11 @@ class Clients:
     def certificate_end(self) -> float | None:
         """Of the TLS certificate in force, seconds since the epoch; None without one."""
         return None if self._tls is None else self._tls.end
+
+    @property
+    def files(self) -> tuple[WatchedFile[Any], ...]:
+        """Of the TLS certificate."""
+        return () if self._tls is None else self._tls.files
 
     def make(self) -> DownstreamConnection:
         return DownstreamConnection(self)

@@ -22,7 +22,8 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from launcher.base.errors import OWN_SHORTAGE, LauncherError, reason
-from launcher.base.files import WatchedFile, excess_mode
+from launcher.base.files import excess_mode
+from launcher.base.watched_file import Validity, WatchedFile
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,22 +40,26 @@ _LONG: Final = 0x80
 _CENTURY: Final = 50
 
 
-def earliest_end(pem: str) -> float | None:
-    """Seconds since the epoch at which the first certificate of a chain ends; None where none can be read."""
+def validity(pem: str) -> Validity | None:
+    """When all certificates of a chain are valid; None where none can be read."""
     try:
-        return min((_end(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)), default=None)
+        bounds = [_validity(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)]
     except (ValueError, IndexError):
         return None
+    return (max(begin for begin, _ in bounds), min(end for _, end in bounds)) if bounds else None
 
 
-def _end(der: bytes) -> float:
+def _validity(der: bytes) -> Validity:
     at, _ = _inside(der, 0)  # Certificate
     at, _ = _inside(der, at)  # TBSCertificate
     # version (optional), serialNumber, signature, issuer
     for _ in range(4 if der[at] == _VERSION else 3):
         at = sum(_inside(der, at))
     at, _ = _inside(der, at)  # Validity
-    at = sum(_inside(der, at))  # notBefore
+    return _time(der, at), _time(der, sum(_inside(der, at)))
+
+
+def _time(der: bytes, at: int) -> float:
     begin, size = _inside(der, at)
     text = der[begin : begin + size].decode("ascii")
     if der[at] == _UTC_TIME:
@@ -88,17 +93,21 @@ class ServerTls:
         # A chain and its key seldom change at the same moment: files that do not fit together are refused until the
         # next change.
         load = partial(_load, certificate, key)
-        self._newest = WatchedFile("TLS certificate", load, certificate, key or certificate)
+        self._newest = WatchedFile(
+            "TLS certificate", load, certificate, key or certificate, validity=lambda loaded: loaded.validity
+        )
         if mode := excess_mode(os.stat(key or certificate), KEY_MODE):  # noqa: PTH116
             text = "the TLS key %s has mode %s: other users can read it; chmod 600 %s"
             _LOG.warning(text, key or certificate, mode, key or certificate)
+        self.files = (self._newest,)
         self.context = _load(certificate, key).context  # for handshakes
         self.context.sni_callback = self._choose
 
     @property
     def end(self) -> float | None:
         """When the certificate in force ends, seconds since the epoch; None where that cannot be read."""
-        return self._newest.latest(self._clock()).end
+        bounds = self._newest.latest(self._clock()).validity
+        return None if bounds is None else bounds[1]
 
     def reload(self) -> bool:
         """Read the files now. False: they cannot be used, and the certificate stays."""
@@ -111,7 +120,7 @@ class ServerTls:
 
 class _Loaded(NamedTuple):
     context: ssl.SSLContext
-    end: float | None
+    validity: Validity | None
 
 
 def _load(certificate: str, key: str | None) -> _Loaded:
@@ -140,7 +149,7 @@ def _load(certificate: str, key: str | None) -> _Loaded:
         chain = Path(certificate).read_text(encoding="ascii", errors="replace")
     except OSError:  # replaced since; the change is read next
         chain = ""
-    return _Loaded(context, earliest_end(chain))
+    return _Loaded(context, validity(chain))
 
 
 class _EncryptedError(Exception):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from launcher.accounts.budgets import Budgets
 from launcher.balancing.upstreams import Upstream
 from launcher.base.money import PICOS
+from launcher.base.watched_file import FileCondition, FileState
 from launcher.keys.api_keys import ApiKeys
 from launcher.proxy.downstream import slow_clients as slow
 from launcher.proxy.downstream.slow_clients import SlowClients
@@ -131,6 +132,7 @@ def values(
     keys: ApiKeys,
     budgets: Budgets | None,
     overflow: Overflow | None,
+    files: Sequence[FileState] = (),
 ) -> Values:
     """The sums as the values of telemetry.metrics.TABLE. `waiting`: ages of queued requests by model, seconds.
     `certificate_end`: of the TLS certificate, seconds since the epoch."""
@@ -177,6 +179,10 @@ def values(
         metrics.UPLOADS_REFUSED: {(): uploads.refused},
         metrics.CONNECTIONS: {(): connections},
         metrics.CERTIFICATE_END: {} if certificate_end is None else {(): certificate_end},
+        metrics.FILE_USABLE: {
+            (file.what,): float(file.state in {FileCondition.IN_USE, FileCondition.EXPIRING})
+            for file in files
+        },
         metrics.CONNECTIONS_REFUSED: {(): counters.connections_refused},
         metrics.SLOW_CLIENTS: {(): len(slow_clients)},
         metrics.SLOW_CLIENT_BYTES: {(): slow_clients.bytes},

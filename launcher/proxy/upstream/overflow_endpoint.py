@@ -25,9 +25,9 @@ from launcher.base.address import TcpAddress
 from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.base.clock import Moment
 from launcher.base.errors import LauncherError, reason
-from launcher.base.files import WatchedFile
 from launcher.base.money import TokenPrices, to_text, token_prices
 from launcher.base.money_limits import DailyCap
+from launcher.base.watched_file import WatchedFile
 from launcher.config import schema
 from launcher.config.schema import Overflow
 from launcher.proxy.http1.fields import lines_of
@@ -231,9 +231,8 @@ class OverflowEndpoint:
         """`named`: clients are told its name. Raises LauncherError when the key's file can't be read or the URL has no
         port or host."""
         self._settings = settings
-        self._key: WatchedFile[str] | None = None
-        if (path := settings.api_key_file) is not None:
-            self._key = WatchedFile("key of the overflow endpoint", partial(_read_key, path), path)
+        self.files = watched_key(settings)
+        """Of its API key, where it has one."""
         url = urlsplit(settings.url)
         self._authority, endpoint = _endpoint(url)
         self._base_path = quote(url.path.rstrip("/"), safe="/%!$&'()*+,;=:@~").encode()
@@ -287,8 +286,8 @@ class OverflowEndpoint:
         """The head of a request for `path` with a body of `length` bytes. `trace`: field lines in the place of the client's
         trace context."""
         lines = _LINES if trace is None else _LINES + trace
-        if self._key is not None:
-            key = self._key.latest(asyncio.get_running_loop().time())
+        for file in self.files:
+            key = file.latest(asyncio.get_running_loop().time())
             lines = b"%bAuthorization: Bearer %b\r\n" % (lines, key.encode())
         target = self._base_path + path.removeprefix("/v1").encode()
         return selected_head(
@@ -387,14 +386,22 @@ def _endpoint(url: SplitResult) -> tuple[bytes, Endpoint]:
         raise LauncherError(why, 'write "https://host/v1"') from None
 
 
+def watched_key(settings: schema.Overflow) -> tuple[WatchedFile[str], ...]:
+    """The file of its API key, if the endpoint has one. Raises LauncherError when its file cannot be used."""
+    if (path := settings.api_key_file) is None:
+        return ()
+    what = f"key of the overflow endpoint {settings.endpoint}"
+    return (WatchedFile(what, partial(_read_key, path), path),)
+
+
 def _read_key(path: str) -> str:
     remedy = "put the key, and nothing else, into the file of [[proxy.overflow]] api_key_file"
     try:
-        key = Path(path).read_text(encoding="ascii").strip()
+        key = Path(path).read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else str(error)
         raise LauncherError(f"cannot read the overflow endpoint's key '{path}': {why}", remedy) from None
-    if not key or not key.isprintable() or " " in key:
-        why = "it is empty or more than one word"
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        why = "it is empty, more than one word or not ASCII"
         raise LauncherError(f"cannot use the overflow endpoint's key '{path}': {why}", remedy)
     return key

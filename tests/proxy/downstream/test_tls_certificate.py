@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.proxy.downstream.tls import earliest_end
+from launcher.proxy.downstream.tls import validity
 
 DAY_S = 86_400
 
@@ -25,17 +25,21 @@ def certify(folder: Path, days: int) -> str:
 
 @pytest.mark.parametrize("days", [2, 36_500])  # the second ends after 2049: GeneralizedTime
 def test_end(tmp_path: Path, days: int) -> None:
-    end = earliest_end(certify(tmp_path, days))
+    found = validity(certify(tmp_path, days))
+    assert found is not None
+    begin, end = found
+    assert begin == pytest.approx(time.time(), abs=600)
     assert end == pytest.approx(time.time() + days * DAY_S, abs=600)
 
 
 def test_the_earliest_of_the_chain_counts(tmp_path: Path) -> None:
-    end = earliest_end(certify(tmp_path, 90) + certify(tmp_path, 3) + (tmp_path / "k").read_text())
-    assert end == pytest.approx(time.time() + 3 * DAY_S, abs=600)
+    found = validity(certify(tmp_path, 90) + certify(tmp_path, 3) + (tmp_path / "k").read_text())
+    assert found is not None
+    assert found[1] == pytest.approx(time.time() + 3 * DAY_S, abs=600)
 
 
 @pytest.mark.parametrize(
     "text", ["", "no certificate", "-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----"]
 )
 def test_what_cannot_be_read(text: str) -> None:
-    assert earliest_end(text) is None
+    assert validity(text) is None

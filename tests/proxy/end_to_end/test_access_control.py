@@ -12,14 +12,17 @@ from pathlib import Path
 import aiohttp
 import pytest
 from aiohttp import web
+from support.certificates import certify
 from support.keys import new_key
 from support.proxy_under_test import Build, until
 from support.scripted_engine import DONE, Call, answer_chat
 
+from launcher.base.watched_file import FileCondition
 from launcher.config.schema import Model, Overflow, Proxy
 from launcher.keys import key_record
 from launcher.proxy.request.decisions import MAX_REWRITTEN_BYTES
 from launcher.proxy.server import ProxyServer
+from launcher.telemetry import metrics
 
 
 async def test_no_key_no_answer(build: Build, tmp_path: Path) -> None:
@@ -202,6 +205,27 @@ async def test_tls(tmp_path: Path) -> None:
             assert answer.status == 503
     finally:
         await server.stop(0)
+
+
+async def test_files_that_clients_do_not_see_have_a_state(
+    build: Build, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A certificate that has expired is said when the proxy starts, and keys that cannot be read without a request."""
+    chain, key = await asyncio.to_thread(certify, tmp_path, "a")
+    old = tmp_path / "old.pem"
+    command = ["openssl", "x509", "-in", chain, "-signkey", key, "-days", "-1", "-out", old]
+    await asyncio.to_thread(subprocess.run, command, check=True, capture_output=True)
+    path = tmp_path / "api-keys"
+    new_key(path, "ann")
+    proxy = await build(tls_certificate=str(old), tls_key=str(key), api_keys_file=str(path))
+    assert f"TLS certificate '{old}' expired at" in caplog.text
+    certificate, keys = proxy.server.readings.files()
+    assert (certificate.state, keys.state) == (FileCondition.EXPIRED, FileCondition.IN_USE)
+    path.write_text("nonsense")
+    await until(lambda: "keeping the API keys read before" in caplog.text)
+    assert proxy.server.readings.files()[1].state is FileCondition.UNUSABLE
+    usable = proxy.server.readings.values()[metrics.FILE_USABLE]
+    assert usable == {("TLS certificate",): 0.0, ("API keys",): 0.0}
 
 
 async def test_cors(build: Build) -> None:

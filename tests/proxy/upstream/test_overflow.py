@@ -346,7 +346,7 @@ async def test_tls(build: Build, cloud: Cloud, tmp_path: Path, monkeypatch: pyte
 async def test_a_new_key_is_read(
     proxy_with: Make, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("launcher.base.files.LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("launcher.base.watched_file.LOOK_EVERY_S", 0.0)
     key_file = tmp_path / "key"
     key_file.write_text("one")
     proxy = await proxy_with(api_key_file=str(key_file))

@@ -1,0 +1,205 @@
+"""Files that are read again when they change, without a task and without a restart, and the state of each."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final, Generic, TypeVar
+
+from launcher.base.errors import LauncherError
+
+_LOG: Final = logging.getLogger(__name__)
+
+LOOK_EVERY_S: Final = 1.0
+# A file that cannot be used is tried again without a change: the process may have had no descriptor left.
+RETRY_S: Final = 10.0
+# Before its end, what a file says is reported; ACME clients renew at a third of a certificate's lifetime, so that at a
+# sixth several attempts have failed, also of one that is valid for days only.
+NOTICE_S: Final = 14 * 86_400.0
+NOTICE_SHARE: Final = 1 / 6
+
+T = TypeVar("T")
+Validity = tuple[float, float]
+"""Begin and end, seconds since the epoch."""
+
+
+class FileCondition(StrEnum):
+    IN_USE = "in use"
+    UNUSABLE = "unusable"
+    """As it is now; what was read before stays in force."""
+    EXPIRING = "expiring"
+    EXPIRED = "expired"
+    NOT_YET_VALID = "not yet valid"
+
+    @property
+    def fails(self) -> bool:
+        """Whether clients are refused because of it."""
+        return self in {FileCondition.EXPIRED, FileCondition.NOT_YET_VALID}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileState:
+    """A file that the daemon reads again when it changes."""
+
+    what: str
+    """Its use, such as "TLS certificate"."""
+    path: str
+    """Its path; of two that are read together the first."""
+    state: FileCondition
+    """in use; unusable: what was read before stays in force; expiring; expired; not yet valid."""
+    since: float
+    """Begin of the state, seconds since the epoch."""
+    why: str = ""
+    """What is wrong; empty in use."""
+    remedy: str = ""
+    """What to do about it; empty in use."""
+
+
+def unusable(what: str, path: str, error: LauncherError, since: float) -> FileState:
+    """The state of a file that was never read."""
+    return FileState(
+        what=what,
+        path=path,
+        state=FileCondition.UNUSABLE,
+        since=since,
+        why=error.message,
+        remedy=error.remedy,
+    )
+
+
+class WatchedFile(Generic[T]):
+    """What one or more files say. Files that cannot be used change nothing; the reason is logged once, and is the state's.
+
+    A change is another inode (a file replaced by rename, a Kubernetes secret's symlink), time or size. Looking for one
+    costs a comparison per call and a stat(2) of each file per second.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        read: Callable[[], T],
+        *paths: str,
+        validity: Callable[[T], Validity | None] = lambda _: None,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        """`read` is called here and after each change. `validity`: from when to when what was read counts. Raises
+        LauncherError."""
+        self._what = what
+        self._read = read
+        self._paths = dict.fromkeys(paths)
+        self._validity = validity
+        self._wall = wall
+        self._look_at = 0.0
+        self._try_at = 0.0
+        self._trouble: LauncherError | None = None
+        self._identity = self._identify()
+        self.value = read()
+        self._since = wall()
+
+    def latest(self, now: float) -> T:
+        """What the files say, checked at most once a second; `now` is a monotonic clock's."""
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY_S
+            found = self._identify()
+            if found != self._identity or (self._trouble is not None and now >= self._try_at):
+                self._identity = found
+                self._try_at = now + RETRY_S
+                self.reload()
+        return self.value
+
+    def reload(self) -> bool:
+        """Read the files now. False: they cannot be used."""
+        before = self._trouble
+        try:
+            self.value = self._read()
+        except LauncherError as error:
+            if before is None or error.message != before.message:
+                text, note = "%s; keeping the %s read before (%s)", {"reason": error.message}
+                _LOG.error(text, error.message, self._what, error.remedy, extra=note)
+            if before is None:
+                self._since = self._wall()
+            self._trouble = error
+            return False
+        self._trouble, self._since = None, self._wall()
+        _LOG.info("%s read from %s", self._what, ", ".join(self._paths))
+        return True
+
+    def state(self) -> FileState:
+        """As of the last look."""
+        path, now, trouble = next(iter(self._paths)), self._wall(), self._trouble
+        kept = "" if trouble is None else f"{trouble.message}; the {self._what} read before stays in force"
+        condition, since, why = self._of_validity(path, now)
+        if condition is FileCondition.IN_USE and trouble is not None:
+            condition, since = FileCondition.UNUSABLE, self._since
+        remedy = "" if condition is FileCondition.IN_USE else _RENEW
+        return FileState(
+            what=self._what, path=path, state=condition, since=since, why="; ".join(filter(None, (why, kept))),
+            remedy=remedy if trouble is None else trouble.remedy,
+        )  # fmt: skip
+
+    def _of_validity(self, path: str, now: float) -> tuple[FileCondition, float, str]:
+        """Condition, its begin, and why; IN_USE while the value counts and will for long enough."""
+        bounds = self._validity(self.value)
+        if bounds is None:
+            return FileCondition.IN_USE, self._since, ""
+        begin, end = bounds
+        notice_s = min(NOTICE_S, (end - begin) * NOTICE_SHARE)
+        named = f"{self._what} '{path}'"
+        if now >= end:
+            return FileCondition.EXPIRED, end, f"{named} expired at {_utc(end)}: clients refuse it"
+        if now < begin:
+            return (
+                FileCondition.NOT_YET_VALID,
+                self._since,
+                f"{named} is not valid before {_utc(begin)}: clients refuse it",
+            )
+        if now >= end - notice_s:
+            return FileCondition.EXPIRING, end - notice_s, f"{named} expires at {_utc(end)}"
+        return FileCondition.IN_USE, self._since, ""
+
+    def _identify(self) -> list[tuple[int, ...] | None]:
+        return [_identity_of(path) for path in self._paths]
+
+
+_RENEW: Final = "renew it; the daemon reads the new file by itself"
+
+
+class WatchedFiles:
+    """All files that a process watches: looks at them without a request, too, and logs when one expires."""
+
+    def __init__(self, files: Iterable[WatchedFile[Any]]) -> None:
+        self._files = tuple(files)
+        self._look_at = 0.0
+        self._before = [FileCondition.IN_USE for _ in self._files]
+
+    def look(self, now: float) -> None:
+        """At most once a second; `now` as for `WatchedFile.latest`."""
+        if now < self._look_at:
+            return
+        self._look_at = now + LOOK_EVERY_S
+        for file in self._files:
+            file.latest(now)
+        for index, state in enumerate(self.states()):
+            if state.state not in {self._before[index], FileCondition.IN_USE, FileCondition.UNUSABLE}:
+                log = _LOG.error if state.state.fails else _LOG.warning
+                log("%s; %s", state.why, state.remedy)
+            self._before[index] = state.state
+
+    def states(self) -> tuple[FileState, ...]:
+        return tuple(file.state() for file in self._files)
+
+
+def _utc(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(at))
+
+
+def _identity_of(path: str) -> tuple[int, ...] | None:
+    try:
+        status = os.stat(path)  # noqa: PTH116 - twice as fast as Path.stat
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_ctime_ns, status.st_size)

@@ -1,0 +1,209 @@
+"""When a file counts as changed, and what state it is in."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from launcher.base.errors import LauncherError
+from launcher.base.files import excess_mode
+from launcher.base.watched_file import NOTICE_S, RETRY_S, FileCondition, WatchedFile, WatchedFiles
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    made = tmp_path / "f"
+    made.write_text("one")
+    return made
+
+
+class Reader(WatchedFile[str]):
+    """Counts how often its file is read."""
+
+    def __init__(self, path: Path) -> None:
+        self.reads = 0
+        self._now = 0.0
+        super().__init__("word", lambda: self._read_word(path), str(path))
+
+    def _read_word(self, path: Path) -> str:
+        self.reads += 1
+        try:
+            return path.read_text()
+        except OSError as error:
+            raise LauncherError(f"cannot read it: {error}", "write it") from None
+
+    def later(self) -> str:
+        self._now += 2.0
+        return self.latest(self._now)
+
+
+def test_a_change_is_read_once(path: Path) -> None:
+    file = Reader(path)
+    assert file.latest(1.0) == "one"
+    path.write_text("three")
+    assert file.latest(1.9) == "one"  # once a second
+    assert file.latest(2.0) == file.latest(4.0) == "three"
+    assert file.reads == 2
+
+
+def test_a_replaced_file_of_the_same_size_and_time(path: Path) -> None:
+    file = Reader(path)
+    times = path.stat()
+    fresh = path.with_name("fresh")
+    fresh.write_text("two")
+    os.utime(fresh, ns=(times.st_atime_ns, times.st_mtime_ns))
+    fresh.replace(path)
+    assert file.later() == "two"
+
+
+def test_coming_and_going(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = Reader(path)
+    path.unlink()
+    assert file.later() == file.later() == "one"
+    assert file.reads == 2
+    assert not file.reload()
+    assert caplog.text.count("keeping the word read before (write it)") == 1
+    path.write_text("two")
+    assert file.later() == "two"
+
+
+def test_a_symlink_that_moves(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.write_text("two")
+    link = tmp_path / "link"
+    link.symlink_to(path)
+    file = Reader(link)
+    link.unlink()
+    link.symlink_to(other)
+    assert file.later() == "two"
+
+
+def test_either_of_two_files(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    file = WatchedFile("words", lambda: [path.read_text(), other.exists()], str(path), str(other))
+    other.write_text("two")
+    assert file.latest(1.0) == ["one", True]
+
+
+DAY = 86_400.0
+
+
+class Dated(WatchedFile[str]):
+    """Counts from its first to its second number."""
+
+    def __init__(self, path: Path) -> None:
+        self.now = 1000 * DAY
+        super().__init__(
+            "paper", lambda: self._read_dates(path), str(path), validity=self._bounds, wall=lambda: self.now
+        )
+
+    def _read_dates(self, path: Path) -> str:
+        try:
+            text = path.read_text()
+            self._bounds(text)
+        except (OSError, ValueError) as error:
+            raise LauncherError(f"cannot read it: {error}", "write it") from None
+        return text
+
+    def _bounds(self, text: str) -> tuple[float, float]:
+        begin, end = map(float, text.split())
+        return begin * DAY, end * DAY
+
+
+@pytest.mark.parametrize(
+    ("dates", "condition", "since", "why"),
+    [
+        ("910 2000", FileCondition.IN_USE, 1000 * DAY, ""),
+        ("910 1001", FileCondition.EXPIRING, 1001 * DAY - NOTICE_S, "paper '{}' expires at 1972-09-28 00:00 UTC"),
+        ("999 1002", FileCondition.IN_USE, 1000 * DAY, ""),
+        ("998 1000.25", FileCondition.EXPIRING, 999.875 * DAY, "paper '{}' expires at 1972-09-27 06:00 UTC"),
+        ("10 990", FileCondition.EXPIRED, 990 * DAY, "paper '{}' expired at 1972-09-17 00:00 UTC: clients refuse it"),
+        (
+            "1001 1100",
+            FileCondition.NOT_YET_VALID,
+            1000 * DAY,
+            "paper '{}' is not valid before 1972-09-28 00:00 UTC: clients refuse it",
+        ),
+    ],
+)  # fmt: skip
+def test_validity(path: Path, dates: str, condition: FileCondition, since: float, why: str) -> None:
+    """Notice is two weeks, and a sixth of a short life."""
+    path.write_text(dates)
+    state = Dated(path).state()
+    assert (state.what, state.path, state.state) == ("paper", str(path), condition)
+    assert state.since == pytest.approx(since)
+    assert state.why == why.format(path)
+    assert bool(state.remedy) == bool(why)
+
+
+def test_a_file_that_cannot_be_used_has_a_state(path: Path) -> None:
+    path.write_text("910 2000")
+    file = Dated(path)
+    file.now += 60
+    path.write_text("nonsense")
+    assert file.latest(2.0) == "910 2000"
+    file.now += 60
+    state = file.state()
+    assert (state.state, state.since) == (FileCondition.UNUSABLE, 1000 * DAY + 60)
+    assert state.why.startswith("cannot read it: ")
+    assert state.why.endswith("; the paper read before stays in force")
+    assert state.remedy == "write it"
+    path.write_text("910 2001")
+    file.latest(4.0)
+    assert (file.state().state, file.state().since) == (FileCondition.IN_USE, 1000 * DAY + 120)
+
+
+def test_the_old_one_expires_while_the_new_one_cannot_be_used(path: Path) -> None:
+    path.write_text("910 1001")
+    file = Dated(path)
+    path.write_text("nonsense")
+    file.latest(2.0)
+    file.now += 2 * DAY
+    state = file.state()
+    assert state.state is FileCondition.EXPIRED
+    assert "expired at" in state.why
+    assert "cannot read it" in state.why
+    assert state.remedy == "write it"
+
+
+def test_it_is_tried_again_without_a_change(path: Path) -> None:
+    """The reason may have been the process's own, such as no descriptor left."""
+    broken = [True]
+
+    def read() -> str:
+        if broken and path.read_text() == "two":
+            raise LauncherError("cannot read it: too many open files", "wait")
+        return path.read_text()
+
+    file = WatchedFile("word", read, str(path))
+    path.write_text("two")
+    assert file.latest(2.0) == "one"
+    broken.clear()
+    assert file.latest(2.0 + RETRY_S / 2) == "one"
+    assert file.latest(2.0 + RETRY_S) == "two"
+
+
+def test_what_expires_is_logged_once_without_a_request(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.write_text("910 1001")
+    file = Dated(path)
+    files = WatchedFiles([file])
+    for now in (1.0, 1.5, 2.5):
+        files.look(now)
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "expires at" in caplog.text
+    file.now += DAY
+    for now in (4.0, 6.0):
+        files.look(now)
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+    path.write_text("910 2000")
+    files.look(8.0)
+    assert files.states()[0].state is FileCondition.IN_USE
+
+
+def test_modes(path: Path) -> None:
+    path.chmod(0o640)
+    assert excess_mode(path.stat(), 0o640) is None
+    path.chmod(0o604)
+    assert excess_mode(path.stat(), 0o640) == "0604"
