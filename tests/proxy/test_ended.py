@@ -492,10 +492,18 @@ MESSAGE = [
     named("message_start", message={"usage": {"input_tokens": 31, "output_tokens": 0}}),
     named("content_block_start", index=0),
     *(named("content_block_delta", delta={"text": word}) for word in SAID[:8]),
-    named("message_delta", usage={"input_tokens": 15, "output_tokens": 9, "cache_read_input_tokens": 16}),
+    named(
+        "message_delta",
+        delta={"stop_reason": "end_turn"},
+        usage={"input_tokens": 15, "output_tokens": 9, "cache_read_input_tokens": 16},
+    ),
     named("message_stop"),
 ]
-BRIEF_MESSAGE = [*MESSAGE[:-2], named("message_delta", usage={"output_tokens": 9}), MESSAGE[-1]]
+BRIEF_MESSAGE = [
+    *MESSAGE[:-2],
+    named("message_delta", delta={"stop_reason": "end_turn"}, usage={"output_tokens": 9}),
+    MESSAGE[-1],
+]
 CHUNK = {"id": "a", "object": "chat.completion.chunk", "created": 1, "model": "m"}
 
 
