@@ -18,7 +18,7 @@ from launcher.measure.bench.load_generator import Target, VllmDriver
 from launcher.measure.bench.result import BenchResult
 from launcher.measure.bench.run import run
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 TOKENS, REQUESTS = 32, 8
 
