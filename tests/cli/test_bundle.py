@@ -42,7 +42,7 @@ path = "m"
 [engine]
 kind = "command"
 command = ["{sys.executable}", "server.py", "--uds", "{{uds}}", "--api-key", "{IN_ARGV}"]
-env = {{ MY_API_KEY = "{IN_CONFIG}", NOTE = "plain", INDEX = "https://me:{IN_URL}@example.org/simple" }}
+env = {{ MY_API_KEY = "{IN_CONFIG}", LANG = "C", NOTE = "of nobody's business", INDEX = "https://me:{IN_URL}@example.org/simple" }}
 hf_token_file = "{tmp_path / "token"}"
 [control]
 socket = "{tmp_path / "c.sock"}"
@@ -137,8 +137,8 @@ def test_without_a_daemon(config: Path, tmp_path: Path, capsys: pytest.CaptureFi
     files = files_in(packed)
     assert_no_secret(packed)
     assert json.loads(files["config.json"])["engine"]["env"] == {
-        "MY_API_KEY": "<redacted>", "NOTE": "plain", "SECOND_SECRET": "<redacted>",
-        "INDEX": "https://<redacted>@example.org/simple",
+        "MY_API_KEY": "<redacted>", "LANG": "C", "NOTE": "<redacted>", "SECOND_SECRET": "<redacted>",
+        "INDEX": "<redacted>",
     }  # fmt: skip
     assert json.loads(files["plan.json"])["slots"]
     assert {"doctor.txt", "versions.json", "topology.txt"} <= files.keys()
@@ -181,7 +181,7 @@ def test_a_configuration_that_is_broken(
     assert main(["bundle", "-c", str(config), "-o", str(packed)]) == 0
     files = files_in(packed)
     assert_no_secret(packed)
-    assert json.loads(files["config-file.json"])["engine"]["env"]["NOTE"] == "plain"
+    assert json.loads(files["config-file.json"])["engine"]["env"]["NOTE"] == "<redacted>"
     out = capsys.readouterr().out
     assert "warning: cannot use" in out
     assert IN_URL not in out
