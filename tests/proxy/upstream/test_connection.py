@@ -263,7 +263,7 @@ async def test_an_error_of_the_proxys_own_is_told_as_one(serve: Serve) -> None:
     def write(_: bytes) -> None:
         raise fault
 
-    upstream = await serve(answers(CHUNKED + b"|a\r\ndata: {}\n\n\r\n"))
+    upstream = await serve(answers(CHUNKED + b'|16\r\ndata: {"choices":[]}\n\n\r\n'))
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda *_: None)  # asyncio tells it, too
     sink = upstream.send()
