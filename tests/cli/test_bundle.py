@@ -42,7 +42,7 @@ path = "m"
 [engine]
 kind = "command"
 command = ["{sys.executable}", "server.py", "--uds", "{{uds}}", "--api-key", "{IN_ARGV}"]
-env = {{ MY_API_KEY = "{IN_CONFIG}", LANG = "C", NOTE = "of nobody's business", INDEX = "https://me:{IN_URL}@example.org/simple" }}
+env = {{ MY_API_KEY = "{IN_CONFIG}", LANG = "C", NOTE = "plain", INDEX = "https://me:{IN_URL}@example.org/simple" }}
 hf_token_file = "{tmp_path / "token"}"
 [control]
 socket = "{tmp_path / "c.sock"}"
@@ -187,7 +187,7 @@ def test_a_configuration_that_is_broken(
     assert IN_URL not in out
     config.write_text("this is = no [ TOML")
     assert main(["bundle", "-c", str(config), "-o", str(tmp_path / "c.tar.gz")]) == 0
-    assert "missing: config-file.json: TOMLDecodeError" in capsys.readouterr().out
+    assert "missing: config-file.json: cannot read configuration" in capsys.readouterr().out
 
 
 def test_to_standard_output(daemon: Backstage, config: Path, tmp_path: Path) -> None:
