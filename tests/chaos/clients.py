@@ -17,6 +17,7 @@ CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 PATIENCE_S = 90.0  # a response that takes longer counts as lost
 SLOW_READ_S = 0.15
+NO_REASONS = (None, "", "null")
 SUBJECTS = ("rivers", "machines", "the sea", "numbers 😀", 'a "quoted" word', "old\nlines", "memory nodes")
 
 
@@ -213,7 +214,8 @@ class Reading:
             delta = choice.get("delta", {})
             self.roles += "role" in delta
             self.text += choice.get("text") or delta.get("content") or ""
-            self.finish = choice["finish_reason"]
+            reason = choice["finish_reason"]
+            self.finish = None if reason in NO_REASONS else reason
 
     def verdict(self) -> tuple[str, str]:
         """Outcome and detail at the end of the response."""

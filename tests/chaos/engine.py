@@ -7,13 +7,17 @@ Each request may draw a fault, seeded. Before the answer: `reset` (the connectio
 of one, cut, or `torn`: half of one under a length that fits it. Once it streams:
 `fin` and `rst` (the connection ends inside a chunk), `early` (the stream ends as if whole, without [DONE]),
 `stall` (it stops, the socket stays), `garbage` (bytes that are no chunk), `error` (an error event, then
-[DONE], as vLLM's when its engine died), `broken` (an event that is no JSON; the stream goes on behind it).
+[DONE], as vLLM's when its engine died), `broken` (an event that is no JSON; the stream goes on behind it), `unset` (it ends
+as if whole behind a finish_reason that says nothing: "" or "null"), `pings` (it stops, comments go on).
+`held` is no fault: tokens are computed, and their text is held back for longer than the time-outs for silence are, as a
+parser does with a tool call. `given up` is written where the connection ends meanwhile.
 For the whole process: `kill` (-9) and `freeze` (every stream stops, /health stays well; `frozen` is who comes then). Each
 fault is written to FILE with the requests it hit, before it happens.
 
 SIGUSR2: everything takes ten times as long, or as long as before.
 SIGUSR1 is a hang that does not end: as `freeze`, but the process stays until somebody ends it. Its /health says 200,
-its /metrics answer, and requests whose clients leave stay on it, as in vLLM when its engine core hangs (vllm#36451).
+its /metrics answer, and requests whose clients leave stay on it, as in vLLM when its engine core hangs (vllm#36451). Every
+second generation of a slot writes comments to its streams meanwhile, as an API server of its own does.
 As vLLM, it computes on where nobody reads: what was computed waits in memory.
 Engines of slots with an even number have vLLM's counters; those with an odd one have no /metrics.
 A request with `poison` gets the connection closed by every engine, each time: `poison`.
@@ -37,6 +41,7 @@ from chaos import language
 
 BEFORE = {"reset": 8, "500": 8, "503": 5, "mute": 2, "nonsense": 4, "slow": 10}
 AMID = {"fin": 14, "rst": 14, "early": 8, "stall": 4, "garbage": 8, "error": 4, "broken": 10}
+AMID |= {"unset": 8, "pings": 3, "held": 6}
 WHOLE = {"kill": 3, "freeze": 1}
 FREEZE_S = 30.0  # a frozen process that was not killed exits by itself
 # Without a probe of /health for this long, the instance is not watched: fifty times probe_interval_s (main.CONFIG).
@@ -46,6 +51,11 @@ BROKEN = (
     b'data: {"id": "x", "choi\xff\n\n',
     b'data: {"id":"x","choices":[{"index":0,"delta":{"con\n\ntent":"a"}}]}\n\n',
 )
+UNSET = ("", "null")
+PING = b": ping\n\n"
+PING_EVERY_S = 0.5
+# Longer than idle_timeout_s, hung_timeout_s and first_token_timeout_s, shorter than answer_timeout_s (main.CONFIG).
+HELD_S = 4.5
 SLOW_S = (0.5, 1.5)
 SLOWNESS = 10.0
 
@@ -57,10 +67,13 @@ class Broken(Exception):  # noqa: N818 - it breaks on purpose
 class Exchange:
     """One request in progress."""
 
-    def __init__(self, name: str, path: str, body: dict[str, Any]) -> None:
+    def __init__(
+        self, name: str, path: str, body: dict[str, Any], reader: asyncio.StreamReader | None = None
+    ) -> None:
         self.name = name
         self.path = path
         self.body = body
+        self.reader = reader  # of its connection
         self.sent = 0  # events with text, or whole answers
 
 
@@ -75,8 +88,9 @@ class Engine:
         self.thawed = asyncio.Event()
         self.thawed.set()
         self.log = os.open(args.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-        slot = Path(args.uds).stem.removeprefix("slot").partition("-")[0]
+        slot, _, generation = Path(args.uds).stem.removeprefix("slot").partition("-")
         self.has_counters = int(slot) % 2 == 0
+        self.pings = int(generation or 0) % 2 == 0
         self.hung = False
         self.ends: list[asyncio.TimerHandle] = []  # of a frozen process
         self.tokens = 0
@@ -163,10 +177,12 @@ class Engine:
                     0,
                 )
                 body = await reader.readexactly(length)
-                await self.respond(writer, method, path, body)
+                await self.respond(reader, writer, method, path, body)
         writer.close()
 
-    async def respond(self, writer: asyncio.StreamWriter, method: str, path: str, body: bytes) -> None:
+    async def respond(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, method: str, path: str, body: bytes
+    ) -> None:
         if path == "/health":
             self.looked_at = time.monotonic()
         if path == "/metrics":
@@ -183,7 +199,7 @@ class Engine:
             plain(writer, 404, {"detail": "Not Found"})
             return
         asked = json.loads(body)
-        exchange = Exchange(str(asked.get("user", "")), path, asked)
+        exchange = Exchange(str(asked.get("user", "")), path, asked, reader)
         if not exchange.name:  # the launcher's own canary always succeeds
             await self.answer(writer, exchange, None)
             return
@@ -238,12 +254,15 @@ class Engine:
         events = Events(exchange, self.args.model, f"{self.args.tag}{self.random.randrange(1 << 32):08x}")
         if events.chat:
             self.send(writer, events.role())
-        breaks_at = self.random.randint(1, max(limit - 1, 1)) if fault else -1
+        breaks_at = self.random.randint(fault != "held", max(limit - 1, 1)) if fault else -1
         told = 0
         for text, finish in language.speak(context, limit):
             await asyncio.sleep(self.slowness * self.args.token_s * self.random.uniform(0.5, 1.5))
-            await self.thawed.wait()
+            await self.while_frozen(writer)
             if told == breaks_at and fault is not None:
+                if fault == "unset":
+                    self.send(writer, events.text(text, self.random.choice(UNSET)))
+                    exchange.sent += 1
                 await self.fail_amid(writer, exchange, fault)
             self.send(writer, events.text(text, finish))
             told += 1
@@ -256,24 +275,54 @@ class Engine:
         self.send(writer, b"data: [DONE]\n\n")
         writer.write(b"0\r\n\r\n")
 
+    async def while_frozen(self, writer: asyncio.StreamWriter) -> None:
+        """Returns as soon as the engine computes."""
+        while not self.thawed.is_set():
+            if not self.pings:
+                await self.thawed.wait()
+                return
+            self.send(writer, PING)
+            await asyncio.sleep(PING_EVERY_S)
+
+    async def hold_back(self, exchange: Exchange) -> None:
+        """Computes, and says nothing."""
+        ends = time.monotonic() + HELD_S
+        while time.monotonic() < ends:
+            await asyncio.sleep(self.args.token_s * 10)
+            await self.thawed.wait()
+            self.tokens += 1
+            if exchange.reader is not None and exchange.reader.at_eof():
+                self.note("given up", exchange)
+                raise Broken
+
     async def fail_amid(self, writer: asyncio.StreamWriter, exchange: Exchange, fault: str) -> None:
         """Returns only where the stream goes on behind the fault."""
         if fault == "kill":
             self.kill()
         if fault == "freeze":
             self.freeze()
-            await self.thawed.wait()
+            await self.while_frozen(writer)
         self.note(fault, exchange)
+        if fault == "held":
+            await self.hold_back(exchange)
+        elif fault == "broken":
+            self.send(writer, self.random.choice(BROKEN))
+        else:
+            await self.end_amid(writer, fault)
+
+    async def end_amid(self, writer: asyncio.StreamWriter, fault: str) -> None:
+        """Ends a stream, or lets it end. Raises Broken."""
         match fault:
-            case "broken":
-                self.send(writer, self.random.choice(BROKEN))
-                return
+            case "pings":
+                while not writer.transport.is_closing():
+                    self.send(writer, PING)
+                    await asyncio.sleep(PING_EVERY_S)
             case "stall":
                 await asyncio.Event().wait()
             case "fin":
                 writer.write(b'80\r\ndata: {"id":"half')
                 writer.close()
-            case "early":
+            case "early" | "unset":
                 writer.write(b"0\r\n\r\n")
             case "garbage":
                 writer.write(b"\x00\xffzz\r\ndata: garbage\n\n\r\n")
@@ -302,7 +351,9 @@ class Engine:
         payload = json.dumps(
             {"id": f"{self.args.tag}x", "model": self.args.model, "choices": [choice], "usage": usage}
         ).encode()
-        if fault in {"early", "garbage", "broken"}:
+        if fault == "held":
+            fault = None
+        if fault in {"early", "garbage", "broken", "unset", "pings"}:
             self.note("torn", exchange)
             payload, fault = payload[: len(payload) // 2], None
         head = f"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n".encode()
@@ -310,8 +361,11 @@ class Engine:
             writer.write(head + payload)
             await writer.drain()
             return
-        if fault in {"kill", "freeze"}:
-            await self.fail_amid(writer, exchange, fault)
+        if fault == "kill":
+            self.kill()
+        if fault == "freeze":
+            self.freeze()
+            await self.thawed.wait()
         self.note("half", exchange)
         writer.write(head + payload[: len(payload) // 2])
         writer.close()

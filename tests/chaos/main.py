@@ -2,7 +2,9 @@
 
     scripts/chaos [--seconds N] [--seed N] [--faults SHARE] [--json FILE]
 
-Also there: events that are no JSON in the middle of a stream; requests to which every instance closes the connection; a
+Also there: events that are no JSON in the middle of a stream; streams that end behind a finish_reason of "" or "null";
+engines that send comments while they hang, and engines that compute and say nothing for longer than every time-out for
+silence; requests to which every instance closes the connection; a
 client that pipelines thousands of requests; freezes of the whole host; instances that hang
 while their health path returns 200 (with and without vLLM's counters, with and without
 streams); clients that do not read; uploads that never end; TCP and TLS connections that send nothing; a daemon with a tenth

@@ -220,3 +220,21 @@ def test_pipelined_requests_without_an_answer_are_told() -> None:
     )  # fmt: skip
     (broken,) = report["broken"]
     assert broken.startswith("pipelined requests without an answer")
+
+
+@pytest.mark.parametrize(
+    ("kinds", "outcome", "named"),
+    [
+        (("held", "given up"), "exact", True),
+        (("held",), "exact", False),
+        (("held", "given up"), "aborted", False),  # its client left
+        (("held", "given up", "kill"), "exact", False),  # nobody could have waited for it
+    ],
+)
+def test_a_request_that_is_taken_from_an_engine_that_computes(
+    kinds: tuple[str, ...], outcome: str, *, named: bool
+) -> None:
+    faults = [Fault("a", kind, 1.0 + at, 0, "x slot1-1") for at, kind in enumerate(kinds)]
+    of = "client_aborted" if outcome == "aborted" else "completed"
+    report = judge([result(outcome)], faults, sums(accepted=1, **{of: 1}), FLAT)
+    assert any("given up while their engines computed" in text for text in report["broken"]) is named

@@ -13,13 +13,27 @@ from chaos.clients import KINDS, Result
 from chaos.hostile import SILENT_WITHIN_S, Pipeliner
 from launcher.proxy.request.retry_policy import MAX_ATTEMPTS, MAX_FAILED
 
-CUTS = {"fin", "rst", "early", "stall", "garbage", "broken", "kill", "freeze", "hang", "stopped"}
+CUTS = {
+    "fin",
+    "rst",
+    "early",
+    "unset",
+    "stall",
+    "pings",
+    "garbage",
+    "broken",
+    "kill",
+    "freeze",
+    "hang",
+    "stopped",
+}
 # After these an engine's own counters tell of a request that does not move: with nothing else to do, it hangs.
-HANGS = {"freeze", "hang", "stall", "mute"}
+HANGS = {"freeze", "hang", "stall", "pings", "mute"}
 SHOWN_AT_ONCE = {
     "fin",
     "rst",
     "early",
+    "unset",
     "garbage",
     "broken",
     "kill",
@@ -155,6 +169,8 @@ def judge(
             *(f"{fault.engine}: nobody asked for /health" for fault in faults if fault.kind == "unwatched"),
         ],
         "ended_as_hung": _wrongly_hung(notes, faults),
+        "held": sum(fault.kind == "held" for fault in faults),
+        "given_up": _given_up(results, hits),
         "descriptors": notes.descriptors,
         "starved": [
             f"{r.kind} {r.name}: {(r.arrivals[0] if r.arrivals else r.ended) - r.begun:.1f} s"
@@ -182,6 +198,17 @@ def _wrongly_hung(notes: Notes, faults: Iterable[Fault]) -> list[str]:
     hung = {fault.engine.rpartition(" ")[2] for fault in faults if fault.kind in HANGS}
     ended = sorted(f"slot{slot}-{generation}" for slot, generation in notes.ended_as_hung)
     return [name for name in ended if name not in hung]
+
+
+def _given_up(results: Iterable[Result], hits: Mapping[str, Sequence[Fault]]) -> list[str]:
+    """Requests that an engine computed and told nothing of for a while, and that were taken from it; not by their clients,
+    nor because something else happened to it."""
+    return [
+        f"{result.name}: {_story(hits[result.name])}"
+        for result in results
+        if result.outcome != "aborted"
+        and {fault.kind for fault in hits.get(result.name, ())} == {"held", "given up"}
+    ]
 
 
 def _story(faults: Sequence[Fault]) -> str:
@@ -294,6 +321,7 @@ def _broken(report: dict[str, Any]) -> list[str]:
         f"planned actions failed: {report['failed_actions']}": not report["failed_actions"],
         f"hung and not ended in time: {_not_ended(report['hangs'])}": not _not_ended(report["hangs"]),
         f"ended as hung, and was not: {report['ended_as_hung']}": not report["ended_as_hung"],
+        f"given up while their engines computed: {report['given_up'][:3]}": not report["given_up"],
         f"starved by others: {report['starved'][:3]}": not report["starved"],
         f"not watched: {report['unwatched'][:3]}": not report["unwatched"],
         f"{len(report['unanswered'])} looks without an answer: {report['unanswered'][:3]}": not report["unanswered"],
@@ -350,6 +378,7 @@ def readable(report: dict[str, Any]) -> str:
             for one in report["hangs"]
         ),
         f"ended as hung, and was not     {report['ended_as_hung'] or 'none'}",
+        f"held back by its engine        {report['held']}, given up meanwhile {report['given_up'][:3] or 'none'}",
         f"starved by others              {report['starved'][:3] or 'none'}",
         f"not watched                    {report['unwatched'][:3] or 'none'}",
         f"looks without an answer        {len(report['unanswered'])} of {report['looks']}: {report['unanswered'][:3]}",
