@@ -11,6 +11,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "time-start"
 
 
 def test_a_start_that_fails(tmp_path: Path) -> None:
+    """A model that is not there is waited for; one that cannot be read is a mistake."""
+    (tmp_path / "config.json").write_text("{")
     done = subprocess.run(
         [SCRIPT, "--model", str(tmp_path), "--vllm", "vllm"],
         env={**os.environ, "PYTHON": sys.executable},

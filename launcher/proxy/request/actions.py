@@ -20,7 +20,7 @@ class Outcome(StrEnum):
     """How an accepted request ended; exactly one of these."""
 
     COMPLETED = "completed"  # a whole response of an upstream was delivered
-    REFUSED = "refused"  # the same, with a 4xx, or the event of a stream that is one
+    REFUSED = "refused"  # the same, with a 4xx, 501 or 505, or the event of a stream that is one
     CLIENT_ABORTED = "client_aborted"  # the client left first
     REJECTED = "rejected"  # the proxy's own refusal: limits, no such model, no ready instance
     FAILED = "failed"  # a 5xx, or a response that broke after its first byte

@@ -189,7 +189,8 @@ _OUTCOMES: Final = {
 
 
 def _outcome_of(left: Left) -> Outcome:
-    refused = left.status is not None and CLIENT_ERROR <= left.status < SERVER_ERROR
+    status = left.status
+    refused = status is not None and (CLIENT_ERROR <= status < SERVER_ERROR or status in NEVER_REPEATED)
     return Outcome.REFUSED if refused and left.ending is Ending.WHOLE else _OUTCOMES[left.ending]
 
 

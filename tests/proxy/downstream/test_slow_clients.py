@@ -96,8 +96,8 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Time is up long before a slow client has all of its answer, of which the kernel holds little."""
     bind = listener._bind_tcp
 
-    def bind_small(*where: Any) -> socket.socket:
-        sock = bind(*where)
+    def bind_small(*where: Any, both: bool) -> socket.socket:
+        sock = bind(*where, both=both)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65536)
         return sock
 
