@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.instances.causes import RULES, Retry
+from launcher.engines.causes import Retry
+from launcher.engines.vllm.output import VLLM_LOG
+from launcher.instances.diagnosis import OBSERVED
 from launcher.instances.lifecycle import SHORTAGE_DELAY_S
 from launcher.instances.lifecycle import TRANSITIONS as SLOT_TRANSITIONS
 from launcher.instances.progress import STARVED_PATIENCE, STARVED_PERCENT
@@ -225,9 +227,10 @@ def slot_checks() -> str:
 
 def slot_causes() -> str:
     """The causes of exits, in the order in which log lines are compared."""
-    rules = {rule.name: rule for rule in reversed(RULES)}
+    found = (*VLLM_LOG.causes, *OBSERVED)
+    rules = {rule.name: rule for rule in reversed(found)}
     rows = []
-    for name in dict.fromkeys(rule.name for rule in RULES):
+    for name in dict.fromkeys(rule.name for rule in found):
         rule = rules[name]
         star = "*" if rule.starting else ""
         rows.append((f"`{name}`{star}", rule.message, rule.remedy.replace("|", "\\|"), WHEN[rule.retry]))

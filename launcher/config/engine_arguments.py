@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from launcher.base.errors import LauncherError
-from launcher.config.schema import Config, EngineKind
 
 # Short spellings of flags that the launcher passes or reads (vllm/engine/arg_utils.py, 0.32).
 _SHORT: Final = {
@@ -181,45 +180,3 @@ def positions_of(arguments: Sequence[str], flag: str) -> tuple[int, ...]:
             if "=" not in argument and following and flag_of(following[0]) is None:
                 found.append(index + 1)
     return tuple(found)
-
-
-def lora_adapters(config: Config, name: str) -> tuple[str, ...]:
-    """Names of a model's LoRA adapters: --lora-modules in engine.args.
-
-    An adapter without a base model belongs to the only model; with several models, to none. Entries that vLLM cannot
-    read are skipped: vLLM reports them when it starts (LoRAParserAction, vllm/entrypoints/launchers/cli_args.py,
-    0.32)."""
-    if config.engine.kind is not EngineKind.VLLM:
-        return ()
-    names = {name, *(alias for model in config.models if model.name == name for alias in model.aliases)}
-    if all(model.name == name for model in config.models):
-        names.add("")
-    modules = (_lora_module(value) for value in _values_of(config.engine.args, "--lora-modules"))
-    return tuple(adapter for adapter, base in filter(None, modules) if base in names)
-
-
-def _values_of(arguments: Sequence[str], flag: str) -> list[str]:
-    """All values of a flag that takes several; a repeated flag replaces the earlier values."""
-    values: list[str] = []
-    ours = False
-    for argument in arguments:
-        found = flag_of(argument)
-        if found is not None:
-            ours = found == flag
-            if ours:
-                _, equals, text = argument.partition("=")
-                values = [text] if equals else []
-        elif ours:
-            values.append(argument)
-    return values
-
-
-def _lora_module(value: str) -> tuple[str, str] | None:
-    """Name and base model ("" for none) of "name=path" or {"name": .., "path": .., "base_model_name": ..}."""
-    if "=" in value and "," not in value:
-        return value.partition("=")[0], ""
-    try:
-        module = json.loads(value)
-        return str(module["name"]), str(module.get("base_model_name") or "")
-    except (ValueError, TypeError, LookupError, AttributeError):
-        return None

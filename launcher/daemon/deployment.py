@@ -25,7 +25,7 @@ from launcher.engines.base import Engine, Launch
 from launcher.engines.command import placeholders
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import make_engine
-from launcher.engines.vllm_software import KV_CACHE_BYTES_SINCE, Stack
+from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, Stack
 from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
 from launcher.machine.topology import Topology
@@ -181,7 +181,7 @@ def _stack_here(config: Config, asking: Asking) -> Stack:
     """The software of this host, for a plan of another machine. Raises LauncherError where it is to be asked and is not
     here."""
     from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
-    from launcher.engines.vllm_needs import answers_folder  # noqa: PLC0415  heavy
+    from launcher.engines.vllm.needs import answers_folder  # noqa: PLC0415  heavy
 
     unknown = Stack(command=config.engine.command)
     if config.engine.runtime is not Runtime.HOST:
@@ -202,7 +202,7 @@ def with_answers(
     Blocking. Raises LauncherError for a model whose files cannot be read."""
     if not any(profile is not UNKNOWN for profile in profiles.values()) or stack.vllm is None:
         return profiles
-    from launcher.engines.vllm_needs import Answers, answers_folder, ask, question_of  # noqa: PLC0415  heavy
+    from launcher.engines.vllm.needs import Answers, answers_folder, ask, question_of  # noqa: PLC0415  heavy
 
     try:
         answers = Answers(answers_folder())

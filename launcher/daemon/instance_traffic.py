@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from launcher.config.engine_arguments import lora_adapters
-from launcher.config.schema import EngineKind
 from launcher.daemon.deployment import Deployment
-from launcher.engines.vllm import sampling_defaults
 from launcher.instances.ports import InstanceDraining, InstanceEvent, InstanceGone, InstanceReady
 from launcher.plan.plan import Placement
 from launcher.proxy.server import ProxyServer
@@ -39,14 +36,14 @@ class InstanceTraffic:
 
     def _add(self, event: InstanceReady) -> None:
         deployment = self._deployment_of(event.slot)
-        config = deployment.config
+        model = next(its for its in deployment.config.models if its.name == event.model)
+        traits = deployment.engine.traits(model)
         place = self._placement_of(event.slot)
         self._proxy.add_upstream(
             event.slot, event.generation, event.model, event.address, event.max_num_seqs,
             numa_node="" if place is None else str(place.membind),
-            adapters=lora_adapters(config, event.model), ask_template=True,
-            token_ids=config.engine.kind is EngineKind.VLLM,
-            sampling_defaults=sampling_defaults(config, event.model),
+            adapters=traits.adapters, ask_template=True, token_ids=traits.token_ids,
+            sampling_defaults=traits.sampling_defaults,
             context_tokens=next(its.max_model_len for its in deployment.plan.models if its.name == event.model),
         )  # fmt: skip
 

@@ -17,7 +17,6 @@ from launcher.base import log_lines, processes
 from launcher.base.background import RunningClock, persist
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.log_lines import EventRing
-from launcher.config.schema import EngineKind
 from launcher.control.server import ControlServer
 from launcher.daemon import process
 from launcher.daemon.accounts import Accounts
@@ -34,9 +33,9 @@ from launcher.daemon.process import SystemdStatus
 from launcher.daemon.reload import Reread, refuse_violations
 from launcher.daemon.status import daemon_values, failure_values, slot_values
 from launcher.daemon.usage_reports import UsageReports
-from launcher.engines.numactl import MemPolicy
 from launcher.instances.choose_spawner import as_instances_user, choose_spawner
 from launcher.instances.compile_cache import CompileCaches
+from launcher.instances.diagnosis import cause_names
 from launcher.instances.lifecycle import Limits
 from launcher.instances.model_files_reader import ModelFilesReader
 from launcher.instances.slot_state import ProbeSettings
@@ -119,13 +118,10 @@ class Daemon:
             prober=self.prober,
             limits=Limits.of(config.supervision),
             probing=ProbeSettings.of(config),
-            strict_binding=deployment.binding.policy is MemPolicy.MEMBIND,
             announce=self.traffic.apply,
             traffic=self.traffic,
             held=HeldFile(deployment.run_dir.with_suffix(".held")),
-            caches=CompileCaches(become=as_instances_user(self.spawner, config))
-            if config.engine.kind is EngineKind.VLLM
-            else None,
+            caches=CompileCaches(become=as_instances_user(self.spawner, config)),
             identify=identify,
             skipped=self.running.skipped,
         )
@@ -180,7 +176,10 @@ class Daemon:
             logging.getLogger("launcher").removeHandler(self.ring)
 
     async def _run(self) -> None:
-        for warning in (*self.operations.deployment.warnings, *not_inherited(os.environ)):
+        for warning in (
+            *self.operations.deployment.warnings,
+            *not_inherited(os.environ, self.operations.deployment.engine.unwanted),
+        ):
             log.warning("%s", warning)
         for name in (signal.SIGINT, signal.SIGTERM):
             self._loop.add_signal_handler(name, self._on_signal, name)
@@ -351,7 +350,7 @@ class Daemon:
         return {
             **daemon_values(self.operations.deployment.stack, self.operations.since),
             **slot_values(self.supervisor.controllers.values()),
-            **failure_values(self.supervisor.failures),
+            **failure_values(self.supervisor.failures, cause_names(self.operations.deployment.engine.log)),
             machine_metrics.DIFFERENCES: {(): len(self.machine.found)},
             **self.sample.values(),
             **self.accounts.values(),

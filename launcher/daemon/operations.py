@@ -159,7 +159,7 @@ class Operations:
         self._unapplied = unapplied
         self._outdated = outdated
         self._no_listener = no_listener
-        self._from_outside = not_inherited(os.environ)
+        self._from_outside = not_inherited(os.environ, deployment.engine.unwanted)
         self._machine = machine
         self._measurements = Measurements()
         self.since = time.time()

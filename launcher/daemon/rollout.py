@@ -130,19 +130,20 @@ def _launch(was: Launch, will: Launch) -> Iterator[str]:
     """What differs in the command and its environment; values of secrets are never shown."""
     if changed := changed_files(was.files, will.files):
         yield changed
-    gone = [shown for word, shown in _shown(was) if word not in will.argv]
-    come = [shown for word, shown in _shown(will) if word not in was.argv]
-    if gone or come or was.argv != will.argv:
+    (old, settings), (new, wanted) = was.settled, will.settled
+    gone = [shown for word, shown in _shown(old) if word not in new]
+    come = [shown for word, shown in _shown(new) if word not in old]
+    if gone or come or old != new:
         yield f"arguments: {' '.join(gone) or '(order)'} becomes {' '.join(come) or '(nothing)'}"
-    for name in sorted(was.env.keys() | will.env.keys()):
-        a, b = was.env.get(name), will.env.get(name)
-        if a != b and not name.startswith("VLLM_CPU_OMP_THREADS_BIND"):
+    for name in sorted(settings.keys() | wanted.keys()):
+        a, b = settings.get(name), wanted.get(name)
+        if a != b and name not in was.planned | will.planned:
             secret = name in was.secrets | will.secrets
             yield f"{name} changes" if secret else f"{name}: {a or '(unset)'} becomes {b or '(unset)'}"
 
 
-def _shown(launch: Launch) -> Iterator[tuple[str, str]]:
-    return zip(launch.argv, masked_arguments(launch.argv), strict=True)
+def _shown(argv: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    return zip(argv, masked_arguments(argv), strict=True)
 
 
 def _aliases(config: Config) -> dict[str, set[str]]:

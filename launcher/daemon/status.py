@@ -13,8 +13,8 @@ from launcher.accounts.report_values import UsageToday
 from launcher.base.build import build
 from launcher.base.cpuset import CpuSet
 from launcher.base.watched_file import FileState
-from launcher.engines.vllm_software import Stack
-from launcher.instances.causes import CAUSES, Cause
+from launcher.engines.causes import Cause
+from launcher.engines.vllm.software import Stack
 from launcher.instances.instance import eta
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State
@@ -278,10 +278,10 @@ def daemon_values(stack: Stack, since: float) -> Values:
     }
 
 
-def failure_values(failures: Mapping[str, int]) -> Values:
-    """`failures`: of all slots, by cause. Each known cause has a sample from the start, so that its first failure is an
-    increase."""
-    return {names.FAILURES: {(cause,): failures.get(cause, 0) for cause in (*CAUSES, *failures)}}
+def failure_values(failures: Mapping[str, int], causes: Iterable[str]) -> Values:
+    """`failures`: of all slots, by cause. Each of the known `causes` has a sample from the start, so that its first failure
+    is an increase."""
+    return {names.FAILURES: {(cause,): failures.get(cause, 0) for cause in (*causes, *failures)}}
 
 
 def slot_values(controllers: Iterable[SlotController]) -> Values:

@@ -14,7 +14,7 @@ from launcher.doctor.build_jobs import JOB_BYTES, build_jobs
 from launcher.doctor.facts import Facts
 from launcher.doctor.rows import Report, Row, Tier, Verdict, fail, ok, warn
 from launcher.engines.numactl import MemPolicy
-from launcher.engines.vllm_software import Version, parse_release, zentorch_mismatch
+from launcher.engines.vllm.software import Version, parse_release, zentorch_mismatch
 
 # --- Versions of vLLM, torch and zentorch that match, from compatibility.toml. ---
 

@@ -23,7 +23,7 @@ from launcher.doctor.checks import Matrix
 from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
 from launcher.engines.numactl import Binding, probe_binding
 from launcher.engines.probe_stack import find_tcmalloc, probe_stack
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.software import Stack
 from launcher.keys.api_keys import ApiKeys
 from launcher.machine import sysfs
 from launcher.machine.hardware import read_host, read_settings

@@ -3,6 +3,7 @@
     [engine] --probe_stack--> Stack ---+
     numactl  --probe_binding-> Binding +--make_engine--> Engine --launch(slot)--> Launch (--containers--> Launch)
 
-Effects live in probe_stack, numactl, select and the two programs (tiny_model, vllm_cpu_wheel);
-the rest is pure. Nothing here imports torch or vllm.
+vllm/ knows vLLM; log and causes say how any engine's output is read. Effects live in probe_stack, numactl, select,
+vllm/needs and the programs (tiny_model, vllm/cpu_wheel, vllm/needs_program); the rest is pure but for small files of the
+model's folder. Nothing here imports torch or vllm.
 """

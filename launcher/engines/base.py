@@ -1,14 +1,18 @@
-"""The Engine protocol: what to start, and how to reach it."""
+"""The Engine protocol: what to start, how to reach it, how to read it, and what its instances can do."""
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
-from launcher.base.address import Address
+from launcher.base.address import Address, TcpAddress
+from launcher.base.cpuset import CpuSet
 from launcher.base.redaction import MASK, hides, is_secret_name, masked_arguments
+from launcher.config.schema import Model
+from launcher.engines.log import Accelerator, EngineLog
 from launcher.models.identity import ModelFiles
 from launcher.plan.plan import Slot
 
@@ -36,6 +40,74 @@ class Container:
 
 
 @dataclass(frozen=True, slots=True)
+class CompileCache:
+    """The compile cache of one slot, below a folder of its own."""
+
+    folder: str
+    """The folder that code is compiled into; slots of one kind may share it while they start."""
+    kind: str
+    """Identifies what is compiled. Instances of the same kind can use each other's code."""
+    compiles: bool = True
+    """False where the engine is configured to compile nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the processes of a launch must show, beyond its placement."""
+
+    binds_memory: bool = False
+    """Memory is strictly bound to the slot's nodes."""
+    omp_cpus: tuple[CpuSet, ...] = ()
+    """One list per rank: on each cpu of it runs an OpenMP thread of the engine. Empty where none were asked for."""
+    libraries: tuple[frozenset[str], ...] = ()
+    """Of each set one library is mapped by some process."""
+
+    @property
+    def while_starting(self) -> Expected:
+        """An instance that loads has not yet mapped and bound everything."""
+        return replace(self, omp_cpus=(), libraries=())
+
+
+TCMALLOC: Final = frozenset({"libtcmalloc"})
+
+
+def preloaded(env: Mapping[str, str]) -> tuple[frozenset[str], ...]:
+    """The libraries that `env` preloads and a check should find, as in `Expected.libraries`."""
+    return (TCMALLOC,) if "libtcmalloc" in env.get("LD_PRELOAD", "") else ()
+
+
+@dataclass(frozen=True, slots=True)
+class Unwanted:
+    """Variables of the daemon's own environment that instances must not get. Operators set them in engine.env."""
+
+    name: re.Pattern[str]
+    """Of the whole name."""
+    value: re.Pattern[str] = re.compile("")
+    """Found in the value."""
+    warning: str = ""
+    """For a person who may not know what the engine makes of it; {value} stands for it."""
+
+    def fits(self, name: str, value: str) -> bool:
+        return self.name.fullmatch(name) is not None and self.value.search(value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Traits:
+    """What the proxy must know of the instances of one model."""
+
+    token_ids: bool = False
+    """Streams tell the ids of their tokens where they are asked to."""
+    adapters: tuple[str, ...] = ()
+    """Names of LoRA adapters that are served beside the model."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict)
+    """Sampling parameters of requests that name none, by vLLM's names; MOST_TOKENS is a limit for all."""
+
+
+MOST_TOKENS: Final = "most_tokens"
+"""Name, in `Traits.sampling_defaults`, of a limit that no request may exceed."""
+
+
+@dataclass(frozen=True, slots=True)
 class Launch:
     argv: tuple[str, ...]
     env: Mapping[str, str]
@@ -49,6 +121,30 @@ class Launch:
     """Folder for the engine's internal sockets, created and emptied before each start."""
     files: ModelFiles | None = None
     """The model's, which the engine reads by the path in `argv`; None: unknown."""
+    cache: CompileCache | None = None
+    """None for an engine that compiles nothing, or where it compiles elsewhere."""
+    expected: Expected = field(default=Expected())
+    unwanted: tuple[Unwanted, ...] = ()
+    """Of the environment that `env` is added to."""
+    lenient: frozenset[str] = frozenset()
+    """Options in `argv` and names in `env` whose new value a running instance need not be restarted for: it applies at
+    the slot's next start."""
+
+    planned: frozenset[str] = frozenset()
+    """Names in `env` that say the placement again."""
+
+    @property
+    def settled(self) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        """`argv` and `env` as they tell two launches of a generation apart: without the number of a loopback port, which
+        each launch chooses, and without what is `lenient`."""
+        port = str(self.address.port) if isinstance(self.address, TcpAddress) else None
+        argv, skip = [], False
+        for word in self.argv:
+            name = word.removeprefix("--env=").partition("=")[0]
+            if not skip and name not in self.lenient:
+                argv.append(word if port is None else word.replace(port, "{port}"))
+            skip = not skip and word in self.lenient
+        return tuple(argv), {name: value for name, value in self.env.items() if name not in self.lenient}
 
     @property
     def own_env(self) -> Mapping[str, str]:
@@ -67,8 +163,23 @@ class Engine(Protocol):
     def health_path(self) -> str:
         """Path that answers 200 while the engine is healthy."""
 
+    @property
+    def log(self) -> EngineLog:
+        """How its log is read."""
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        """The library that it may compute with; None: there is none."""
+
+    @property
+    def unwanted(self) -> tuple[Unwanted, ...]:
+        """As in each of its launches."""
+
     def launch(self, slot: Slot, generation: int) -> Launch:
         """What to start for a generation of a slot. Creates no files."""
+
+    def traits(self, model: Model) -> Traits:
+        """What instances of `model` can do. Reads small files of the model's folder."""
 
 
 # --- Environments of instances: secret names, and shell commands for a person. ---

@@ -9,7 +9,9 @@ from typing import Final
 
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.errors import LauncherError
-from launcher.engines.base import Launch, secret_names
+from launcher.config.schema import Model
+from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
+from launcher.engines.log import PLAIN_LOG, Accelerator, EngineLog
 from launcher.engines.numactl import Binding
 from launcher.plan.plan import Slot
 
@@ -59,6 +61,9 @@ class CommandEngine:
     """`path` of each model that is a file or directory here, to its absolute path."""
     health_path: str = "/health"
     wants_completion_probe: bool = True
+    log: EngineLog = PLAIN_LOG
+    accelerator: Accelerator | None = None
+    unwanted: tuple[Unwanted, ...] = ()
 
     def __post_init__(self) -> None:
         check_template(self.template)
@@ -87,7 +92,11 @@ class CommandEngine:
         return Launch(
             argv=(*self.binding.prefix(slot.placement), *argv), env=env, secrets=secret_names(env),
             address=address, files=slot.files,
+            expected=Expected(self.binding.is_strict, libraries=preloaded(env)), unwanted=self.unwanted,
         )  # fmt: skip
+
+    def traits(self, model: Model) -> Traits:  # noqa: ARG002  nothing is known
+        return Traits()
 
     def _address(self, slot: int, generation: int) -> Address:
         # With both placeholders the socket is used: it has no race for the address.

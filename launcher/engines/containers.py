@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from launcher.config.schema import Runtime
-from launcher.engines.base import MARK, Container, Engine, Launch
+from launcher.config.schema import Model, Runtime
+from launcher.engines.base import MARK, Container, Engine, Launch, Traits, Unwanted
+from launcher.engines.log import Accelerator, EngineLog
 from launcher.plan.plan import Slot
 
 LABEL: Final = "numa-launcher"
@@ -136,6 +137,21 @@ class ContainedEngine:
     @property
     def health_path(self) -> str:
         return self.inner.health_path
+
+    @property
+    def log(self) -> EngineLog:
+        return self.inner.log
+
+    @property
+    def accelerator(self) -> Accelerator | None:
+        return self.inner.accelerator
+
+    @property
+    def unwanted(self) -> tuple[Unwanted, ...]:
+        return self.inner.unwanted
+
+    def traits(self, model: Model) -> Traits:
+        return self.inner.traits(model)
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         return self.wrapping.wrap(self.inner.launch(slot, generation), slot)

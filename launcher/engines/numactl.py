@@ -35,6 +35,11 @@ class Binding:
     warning: str | None = None
     """What was refused and its cost; logged once."""
 
+    @property
+    def is_strict(self) -> bool:
+        """Instances take memory of their slot's nodes and of no other."""
+        return self.policy is MemPolicy.MEMBIND
+
     @classmethod
     def of_container(cls, *, binds_memory: bool) -> Binding:
         """A container's cpuset binds the instance: no prefix is needed."""

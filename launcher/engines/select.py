@@ -14,8 +14,8 @@ from launcher.engines.base import Engine
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.vllm import VllmEngine
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.launch import VllmEngine
+from launcher.engines.vllm.software import Stack
 
 # sockaddr_un.sun_path is 108 bytes with its NUL.
 MAX_SOCKET_PATH: Final = 107
@@ -48,8 +48,8 @@ def _make_bare(
             return VllmEngine(
                 stack=stack, binding=binding, socket_dir=socket_dir,
                 cache_dir=str(cache_dir(engine.cache_dir)), args=engine.args, user_env=engine.env,
-                ld_preload=preload, hf_token=hf_token, local_models=local_models,
-                health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
+                ld_preload=preload, hf_token=hf_token, models=config.models,
+                local_models=local_models, health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
                 ready_timeout_s=config.supervision.ready_timeout_s, tells_cached_tokens=config.usage.enabled,
             )  # fmt: skip
         case EngineKind.COMMAND:

@@ -48,7 +48,7 @@ class Order:
     action: str
     slot: int
     compiled: str
-    """TORCHINDUCTOR_CACHE_DIR: a folder below the slot's, or a link to a shared folder."""
+    """A folder below the slot's, or a link to a shared folder."""
     kind: str
     compiles: bool
     """False where the engine is configured to compile nothing."""

@@ -1,11 +1,11 @@
 """The slots' compile caches: one folder per slot; siblings of its kind start from a copy of it.
 
-Instances that share vLLM's own cache clobber each other (vllm#24601, #18851), so VLLM_CACHE_ROOT is never shared. The
-folders of a stack of versions lie below its name (engines.stack.Stack.fingerprint), so code compiled for one never meets
-another; each has a stamp, written when an engine has become ready with it, that names what it was compiled for.
+The folders of a stack of versions lie below its name (Stack.fingerprint), so code compiled for one never meets another;
+each has a stamp, written when an engine has become ready with it, that names what it was compiled for
+(engines.base.CompileCache).
 
-Those of one kind that find nothing compiled compile together: TORCHINDUCTOR_CACHE_DIR is a link to a shared folder until
-the engine is ready, then a copy of it. Inductor locks each kernel while it is compiled and takes one that is
+Those of one kind that find nothing compiled compile together: the folder is a link to a shared one until the engine is
+ready, then a copy of it. Inductor locks each kernel while it is compiled and takes one that is
 there (torch/_inductor/codecache.py, _worker_compile_cpp, 2.13), as the ranks of one vLLM do: the first that needs it
 compiles it, the others wait for it. The lock of one that dies goes with it. Blocking: called in threads.
 
@@ -15,7 +15,6 @@ What is done to files is done by cache_files, with the rights of the instances' 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
 import subprocess
@@ -35,23 +34,10 @@ log = logging.getLogger("launcher.instances")
 
 # For an order in another process: a cache of some GB is copied in a minute.
 WORK_S: Final = 600.0
-# vLLM's flag for compiling nothing.
-EAGER: Final = "--enforce-eager"
-# Differs between the slots of a model and does not affect what is compiled.
-_PLACE: Final = ("--physcpubind", "--membind", "--preferred", "--interleave", "--cpunodebind")
-_OWN: Final = frozenset(
-    {
-        "VLLM_CACHE_ROOT",
-        "VLLM_RPC_BASE_PATH",
-        "TORCHINDUCTOR_CACHE_DIR",
-        "VLLM_CPU_OMP_THREADS_BIND",
-        "LD_PRELOAD",
-    }
-)
 
 
 class CompileCaches:
-    """Implements ports.Caches for engines that compile into TORCHINDUCTOR_CACHE_DIR and VLLM_CACHE_ROOT.
+    """Implements ports.Caches for launches that have a CompileCache.
 
     `become` is a command that runs the command after it as the instances' user; empty where they are our children."""
 
@@ -71,9 +57,9 @@ class CompileCaches:
         self._do("keep", slot, launch)
 
     def _do(self, action: str, slot: int, launch: Launch) -> None:
-        if (compiled := _compiled(launch)) is None:
+        if (cache := launch.cache) is None:
             return
-        order = Order(action, slot, compiled, _kind(launch), EAGER not in launch.argv, self._wall())
+        order = Order(action, slot, cache.folder, cache.kind, cache.compiles, self._wall())
 
         def say(level: int, text: str) -> None:
             log.log(level, "%s", text, extra={"slot": slot})
@@ -110,38 +96,3 @@ def _elsewhere(become: tuple[str, ...], order: Order, say: cache_files.Say) -> N
             f"exit code {done.returncode}"
         ]
         say(logging.WARNING, f"slot {order.slot}: cannot {order.action} its compile cache: {last[0]}")
-
-
-def _compiled(launch: Launch) -> str | None:
-    """Where Inductor compiles; None where the two variables do not point into one slot's folder."""
-    compiled, root = launch.env.get("TORCHINDUCTOR_CACHE_DIR"), launch.env.get("VLLM_CACHE_ROOT")
-    if compiled is None or root is None or Path(compiled).parent != Path(root).parent:
-        return None
-    return compiled if Path(compiled).parent.name.startswith("slot") else None
-
-
-def _kind(launch: Launch) -> str:
-    """Identifies what is compiled: the engine's arguments and settings, and the threads of each rank."""
-    words, skip = [], False
-    command = launch.argv if launch.container is None else launch.container.command
-    argv = command[3:] if Path(command[0]).name == "taskset" else command  # taskset -c LIST
-    for word in argv:
-        if skip or word.startswith(_PLACE):
-            skip = False
-        elif word in {"--uds", "--port"}:
-            skip = True
-        else:
-            words.append(word)
-    settings = sorted((k, v) for k, v in launch.env.items() if k not in _OWN and k not in launch.secrets)
-    threads = [_count(cpus) for cpus in launch.env.get("VLLM_CPU_OMP_THREADS_BIND", "").split("|")]
-    return hashlib.sha256(json.dumps([words, settings, threads]).encode()).hexdigest()[:32]
-
-
-def _count(cpus: str) -> int:
-    """Number of cpus in a list such as 0-3,8; 0 for auto and nobind."""
-    total = 0
-    with contextlib.suppress(ValueError):
-        for part in cpus.split(","):
-            first, _, last = part.partition("-")
-            total += int(last or first) - int(first) + 1
-    return total

@@ -1,4 +1,4 @@
-"""Why an instance ended: its exit status, its last lines and the kernel's report -> a cause of causes.py."""
+"""Why an instance ended: its exit status, its last lines as its engine words them, and the kernel's report -> a Cause."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from itertools import takewhile
 from typing import Final
 
 from launcher.base.errors import OWN_SHORTAGE, LauncherError, PassingError, reason
+from launcher.engines.causes import CRASHES, Cause, Retry, Rule, rule
 from launcher.engines.containers import OOM_LINE
-from launcher.instances.causes import ENGINE_DIED, EXITED, KILLED_CHILD, RULES, Cause, Retry, Rule, rule
+from launcher.engines.log import PLAIN_LOG, EngineLog
 from launcher.instances.ports import Exit
 from launcher.machine.oom import NO_REPORT, KernelReport, NodeMemory
-
-__all__ = [
-    "RULES", "Cause", "Retry", "Rule", "cannot_start", "diagnose", "failed_start", "hung", "hung_or_dead",
-]  # fmt: skip
 
 # EAGAIN: fork(2) and clone(2), where a limit on processes or threads is reached.
 START_SHORTAGE: Final = OWN_SHORTAGE | {errno.EAGAIN}
@@ -30,7 +27,7 @@ UNIT_OOM: Final = "numa-launcher: systemd ended the unit: Result=oom-kill"
 # Signals that people and service managers send; what an engine does to itself are SIGABRT, SIGSEGV, SIGBUS, SIGILL.
 _SENT: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGKILL})
 _NATIVE: Final = frozenset({signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE})
-# Messages of vLLM and uvicorn after SIGTERM or SIGINT; the process then exits with 0.
+# Messages of Python's servers after SIGTERM or SIGINT; the process then exits with 0.
 _FAREWELL: Final = (
     "Shutting down", "Received signal", "KeyboardInterrupt", "SIGTERM", "Application shutdown complete",
 )  # fmt: skip
@@ -39,49 +36,79 @@ _FAREWELL: Final = (
 _ERROR: Final = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|[Ff]ailed|[Ff]atal|\w*(?:Error|Exception)\b)|died|error:"
 )
-# vLLM's prefix of a line: the process, and what its logger writes (vllm/logging_utils/formatter.py); each line of a
-# logged traceback has it.
-_PREFIX: Final = re.compile(
-    r"(?P<process>\([\w.-]+ pid=\d+\) )?(?:(?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?"
-)
 _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt)(?:: .*|:?)")
 _CALM: Final = frozenset({"DEBUG", "INFO", "WARNING"})
 _LINKS: Final = ("The above exception was the direct cause", "During handling of the above exception")
-# vLLM's exceptions about an exception of another process, logged above (v1/engine, v1/executor, shm_broadcast.py).
-_ABOUT_OTHERS: Final = re.compile(
-    r"root cause|Engine core initialization failed|Executor failed|EngineDeadError|RuntimeError: cancelled"
-    r"|Worker failed with error|SystemExit"
-)
-# The executor's copy of a worker's message, for a log whose beginning is lost.
-_QUOTED: Final = re.compile(r"Worker failed with error '[^']")
-# The first line about the failure that ended the process; what is above it may be old, of one client's request.
-_FATAL: Final = re.compile(
-    r"(?:WorkerProc|EngineCore) (?:failed to start|hit an exception|encountered a fatal error)"
-)
+
+
+# Stands for the cause while processes of the instance still end: freeing hundreds of GiB takes seconds.
+EXITED: Final = "exited"
+
+OBSERVED: Final[tuple[Rule, ...]] = (
+    rule(
+        "cgroup-oom", None,
+        "the memory limit of its cgroup was reached, and the kernel ended it",
+        "raise the unit's or container's memory limit, or lower memory.kv_cache", Retry.BACKOFF,
+    ),
+    rule(
+        "killed-by-operator", None,
+        "a user or process sent it a signal",
+        "none needed: it starts again; `numa-launcher hold SLOT` keeps a slot stopped", Retry.NOW,
+    ),
+    rule(
+        "hung", None,
+        "it had work and made no progress",
+        "read the evidence; `numa-launcher quarantine SLOT` keeps one running for inspection (py-spy dump --pid PID)",
+        Retry.NOW,
+    ),
+    rule(
+        "unhealthy", None,
+        "its health path no longer answers 200",
+        "read `numa-launcher logs SLOT`; it is being restarted", Retry.BACKOFF,
+    ),
+    rule("unknown", None, "ended by itself", "read `numa-launcher logs SLOT`", Retry.BACKOFF),
+)  # fmt: skip
+"""Causes that are not found in the log, but by the kernel or the probes."""
+
+
+def rule_of(name: str) -> Rule:
+    """One of OBSERVED, or of what any engine may end of (engines.causes)."""
+    return next(found for found in (*OBSERVED, *CRASHES) if found.name == name)
+
+
+def cause_names(log: EngineLog) -> tuple[str, ...]:
+    """Every name that a cause may have, by an engine's log."""
+    named = [each.name for each in (*log.causes, *OBSERVED)]
+    return tuple(dict.fromkeys([*named, "not-ready-in-time", "cannot-start"]))
 
 
 def diagnose(
-    ended: Exit, tail: Sequence[str], *, served: bool = False, kernel: KernelReport = NO_REPORT
+    ended: Exit,
+    tail: Sequence[str],
+    log: EngineLog = PLAIN_LOG,
+    *,
+    served: bool = False,
+    kernel: KernelReport = NO_REPORT,
 ) -> Cause:
-    """The cause of an unrequested exit. `tail`: the last log lines, oldest first.
+    """The cause of an unrequested exit. `tail`: the last log lines, oldest first; `log`: the words of its engine.
 
     `served`: it was ready once, so its configuration is good, whatever it has printed since: one client's bad request
-    can make vLLM log "Value error", and must not forbid a restart.
+    can make an engine log what looks like a wrong setting, and must not forbid a restart.
 
     1. A kill by the kernel for lack of memory is proved by the kernel, and outweighs the log.
     2. The first rule with a line in the log.
     3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
        memory where the node was short of it or the kernel's log can't be read, else by a user. By a signal that
        a fault raises: a crash in native code."""
-    cause = _of_kernel(ended, tail, kernel) or _of_log(str(ended), tail, served=served)
-    return cause or _of_signal(ended, tail, kernel, served=served)
+    cause = _of_kernel(ended, tail, log, kernel) or _of_log(str(ended), tail, log, served=served)
+    return cause or _of_signal(ended, tail, log, kernel, served=served)
 
 
-def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelReport) -> Cause | None:
-    killed = ended.signal == signal.SIGKILL or any(KILLED_CHILD.search(line) for line in tail)
+def _of_kernel(ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport) -> Cause | None:
+    killed = ended.signal == signal.SIGKILL or any(log.child_killed.search(line) for line in tail)
     if found := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
-        return rule("cgroup-oom").cause(str(ended), (*found, *map(_memory, kernel.nodes)))
+        return rule_of("cgroup-oom").cause(str(ended), (*found, *map(_memory, kernel.nodes)))
     # The count is of the whole cgroup, which a sibling may share; a line names a process of its own.
     if not kernel.oom_lines and not (killed and kernel.cgroup_kills):
         return None
@@ -92,11 +119,11 @@ def _of_kernel(ended: Exit, tail: Sequence[str], kernel: KernelReport) -> Cause 
     if kernel.cgroup_kills:
         evidence.append(f"{kernel.cgroup_file}: oom_kill rose by {kernel.cgroup_kills}")
     evidence += [_memory(node) for node in kernel.nodes]
-    return rule("cgroup-oom" if in_cgroup else "node-oom").cause(str(ended), tuple(evidence))
+    return rule_of("cgroup-oom" if in_cgroup else "node-oom").cause(str(ended), tuple(evidence))
 
 
-def _of_log(detail: str, tail: Sequence[str], *, served: bool) -> Cause | None:
-    for known in RULES:
+def _of_log(detail: str, tail: Sequence[str], log: EngineLog, *, served: bool) -> Cause | None:
+    for known in log.causes:
         if known.pattern is None or (served and known.starting):
             continue
         evidence = tuple(line for line in tail if known.pattern.search(line))
@@ -105,28 +132,30 @@ def _of_log(detail: str, tail: Sequence[str], *, served: bool) -> Cause | None:
     return None
 
 
-def _of_signal(ended: Exit, tail: Sequence[str], kernel: KernelReport, *, served: bool) -> Cause:
-    last, first_at = _telling(tail, served=served)
+def _of_signal(
+    ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport, *, served: bool
+) -> Cause:
+    last, first_at = _telling(tail, log, served=served)
     if ended.signal == signal.SIGILL:
-        cause = rule("missing-instruction-set").cause(str(ended), last)
+        cause = rule_of("missing-instruction-set").cause(str(ended), last)
         return replace(cause, retry=Retry.BACKOFF) if served else cause
-    found = tuple(line for line in tail if KILLED_CHILD.search(line))[-_EVIDENCE:]
+    found = tuple(line for line in tail if log.child_killed.search(line))[-_EVIDENCE:]
     killed = ended.signal == signal.SIGKILL or bool(found)
     short = tuple(node for node in kernel.nodes if node.free_bytes < node.total_bytes * SHORT_SHARE)
     if killed and (short or (found and not kernel.readable)):
-        return rule("node-oom").cause(str(ended), (*found, *map(_memory, short or kernel.nodes)))
-    if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail):
+        return rule_of("node-oom").cause(str(ended), (*found, *map(_memory, short or kernel.nodes)))
+    if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail, log):
         evidence = (*(found or last), *map(_memory, kernel.nodes if killed else ()))
-        return rule("killed-by-operator").cause(str(ended), evidence)
+        return rule_of("killed-by-operator").cause(str(ended), evidence)
     if ended.signal in _NATIVE:
-        return rule("native-crash").cause(str(ended), last)
+        return rule_of("native-crash").cause(str(ended), last)
     how = f"ended by {ended}" if ended.signal is not None else f"ended by itself with {ended}"
     return _unknown(how, last, tail, first_at)
 
 
 def _unknown(message: str, evidence: tuple[str, ...], tail: Sequence[str], first_at: int | None) -> Cause:
     """`first_at`: the line where the traceback of the evidence begins."""
-    cause = replace(rule("unknown").cause("", evidence), message=message)
+    cause = replace(rule_of("unknown").cause("", evidence), message=message)
     if first_at is None:
         return cause
     rest = len(tail) - first_at
@@ -145,27 +174,29 @@ class _Raised:
     """It was raised while the one before it was handled, or because of it."""
 
 
-def _telling(tail: Sequence[str], *, served: bool) -> tuple[tuple[str, ...], int | None]:
+def _telling(tail: Sequence[str], log: EngineLog, *, served: bool) -> tuple[tuple[str, ...], int | None]:
     """The lines that say why the engine failed, and the line where their traceback begins.
 
     1. The first exception that is not about another one: with several processes, that of the worker; in a chain of
        exceptions Python prints the cause first. What it was turned into follows it.
     2. Without one: the last lines that speak of an error, which are no source code; else the last ones."""
-    fatal = next((at for at, line in enumerate(tail) if _FATAL.search(line)), 0)
-    raised = [each for each in _raised(tail) if each.line >= fatal and not _ABOUT_OTHERS.search(each.text)]
+    fatal = next((at for at, line in enumerate(tail) if log.fatal.search(line)), 0)
+    raised = [
+        each for each in _raised(tail, log) if each.line >= fatal and not log.about_others.search(each.text)
+    ]
     if raised:
         # Without a line about the failure itself, what an instance printed first after it was ready explains nothing.
         at = _head_of_chain(raised, len(raised) - 1) if served and not fatal else 0
-        return _evidence(tail, raised, at), raised[at].begins
+        return _evidence(tail, log, raised, at), raised[at].begins
     lines = [line for line in tail if line.strip()]
-    quoted = [line for line in lines if _QUOTED.search(line)]
-    errors = quoted[:1] or [line for line in lines if _ERROR.search(line) and _speaks(line)]
+    quoted = [line for line in lines if log.quoted.search(line)]
+    errors = quoted[:1] or [line for line in lines if _ERROR.search(line) and _speaks(line, log)]
     return tuple((errors or lines)[-_EVIDENCE:]), None
 
 
-def _speaks(line: str) -> bool:
+def _speaks(line: str, log: EngineLog) -> bool:
     """Whether it is neither source code, nor a traceback's head, nor of a calm level."""
-    level, _, text = _split(line)
+    level, _, text = _split(line, log)
     return level not in _CALM and not text[:1].isspace() and not text.startswith(_TRACEBACK)
 
 
@@ -175,38 +206,38 @@ def _head_of_chain(raised: Sequence[_Raised], at: int) -> int:
     return at
 
 
-def _evidence(tail: Sequence[str], raised: Sequence[_Raised], at: int) -> tuple[str, ...]:
+def _evidence(tail: Sequence[str], log: EngineLog, raised: Sequence[_Raised], at: int) -> tuple[str, ...]:
     """The exception, with the source line that raised it or the next line where it says nothing itself; the last
     exception of its chain."""
     first, lines = raised[at], [tail[raised[at].line]]
     if not first.text.partition(":")[2].strip():
-        frames = [line for line in tail[first.begins : first.line] if _text_of(line).strip(" ^~")]
+        frames = [line for line in tail[first.begins : first.line] if _text_of(line, log).strip(" ^~")]
         lines = [*frames[-2:], *lines][-_EVIDENCE:]
     else:  # the message may have more lines
-        lines += [line for line in tail[first.line + 1 : first.line + 2] if _text_of(line)[:1].isspace()]
+        lines += [line for line in tail[first.line + 1 : first.line + 2] if _text_of(line, log)[:1].isspace()]
     chain = list(takewhile(lambda each: each.linked, raised[at + 1 :]))
     lines += [tail[each.line] for each in chain[-1:]]
     return tuple(lines[:_EVIDENCE])
 
 
-def _split(line: str) -> tuple[str | None, str, str]:
-    """Level, process and text of a line, without vLLM's prefix; no process where it has none."""
-    match = _PREFIX.match(line)
+def _split(line: str, log: EngineLog) -> tuple[str | None, str, str]:
+    """Level, process and text of a line, without its logger's prefix; no process where it has none."""
+    match = log.prefix.match(line)
     if match is None:
         return None, "", line
     return match["level"], match["process"] or "", line[match.end() :]
 
 
-def _text_of(line: str) -> str:
-    return _split(line)[2]
+def _text_of(line: str, log: EngineLog) -> str:
+    return _split(line, log)[2]
 
 
-def _raised(tail: Sequence[str]) -> Iterator[_Raised]:
+def _raised(tail: Sequence[str], log: EngineLog) -> Iterator[_Raised]:
     """The exceptions in the log, in its order; not those of logged warnings."""
     open_at: dict[str, int] = {}
     linked: set[str] = set()
     for at, line in enumerate(tail):
-        level, process, text = _split(line)
+        level, process, text = _split(line, log)
         if level in _CALM:
             continue
         if text.startswith(_TRACEBACK):
@@ -218,9 +249,9 @@ def _raised(tail: Sequence[str]) -> Iterator[_Raised]:
             linked.discard(process)
 
 
-def _was_asked(ended: Exit, tail: Sequence[str]) -> bool:
-    """Exit 0 after the messages of a shutdown: a SIGTERM. vLLM prints the same when one of its processes has died."""
-    if ended.code != 0 or any(ENGINE_DIED.search(line) for line in tail):
+def _was_asked(ended: Exit, tail: Sequence[str], log: EngineLog) -> bool:
+    """Exit 0 after the messages of a shutdown: a SIGTERM. An engine may print the same when one of its processes died."""
+    if ended.code != 0 or any(log.child_died.search(line) for line in tail):
         return False
     return any(word in line for line in tail[-20:] for word in _FAREWELL)
 
@@ -231,13 +262,13 @@ def _memory(node: NodeMemory) -> str:
     return f"{where} had {free:.2f} of {total:.2f} GiB free when last sampled"
 
 
-def failed_start(tail: Sequence[str], waited_s: float) -> Cause:
+def failed_start(tail: Sequence[str], waited_s: float, log: EngineLog = PLAIN_LOG) -> Cause:
     """The cause when an engine has printed that its start failed, and does not exit."""
     failed = f"it reported so and had not exited {waited_s:.0f} s later"
-    found = _of_log(failed, tail, served=False)
+    found = _of_log(failed, tail, log, served=False)
     if found is not None:
         return found
-    evidence, first_at = _telling(tail, served=False)
+    evidence, first_at = _telling(tail, log, served=False)
     return _unknown(f"the engine's start failed: {failed}", evidence, tail, first_at)
 
 
@@ -248,12 +279,12 @@ def exited() -> Cause:
 
 def hung_or_dead(detail: str) -> Cause:
     """The cause when a running instance reports that it is not healthy."""
-    return replace(rule("unhealthy").cause("", ()), message=detail)
+    return replace(rule_of("unhealthy").cause("", ()), message=detail)
 
 
 def hung(evidence: tuple[str, ...]) -> Cause:
     """The cause when requests are in flight without progress; `evidence` says what was observed."""
-    return rule("hung").cause("", evidence)
+    return rule_of("hung").cause("", evidence)
 
 
 def cannot_start(slot: int, error: Exception) -> Cause:

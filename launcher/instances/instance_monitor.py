@@ -6,22 +6,21 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from launcher.base.address import Address
 from launcher.base.background import Background, Failures, Running, attempt
 from launcher.base.cpuset import CpuSet
-from launcher.engines.base import Engine
-from launcher.engines.vllm import phase_of
-from launcher.engines.vllm_software import zentorch_active
-from launcher.instances.causes import START_FAILED, Cause
+from launcher.engines.base import Engine, Expected
+from launcher.engines.causes import Cause
+from launcher.engines.log import Accelerator
 from launcher.instances.diagnosis import diagnose
 from launcher.instances.instance import Instance
 from launcher.instances.output import LogLine, LogTail
 from launcher.instances.ports import Caches, Exit, Prober, Process, Traffic
 from launcher.instances.slot_state import Event, ProbeFailed, ProbeSettings, ProbeSucceeded, ProcessExited
-from launcher.instances.verify import NOTHING, Requested, Verification, verify
+from launcher.instances.verify import NOTHING, Verification, verify
 from launcher.instances.watch import Watcher
 from launcher.machine.oom import NO_REPORT, OomWatch
 from launcher.machine.placement import Bystander, MisplacedThread, ProcessFacts
@@ -37,23 +36,23 @@ Misplaced = Callable[[Iterable[int], CpuSet], tuple[MisplacedThread, ...]]
 
 class PlacementWatch:
     """`observe` reads a process and its descendants, `bystanders` all other processes, `misplaced` threads outside some
-    cpus; `bound`: memory is strictly bound."""
+    cpus."""
 
     def __init__(
         self,
         observe: Callable[[int], Sequence[ProcessFacts]],
         bystanders: Callable[[], Sequence[Bystander]],
         misplaced: Misplaced,
-        *,
-        bound: bool,
     ) -> None:
         self._observe = observe
         self._bystanders = bystanders
         self._misplaced = misplaced
-        self._bound = bound
 
-    async def verify(self, slot: Slot, instance: Instance, output: Sequence[str]) -> None:
-        """Leave the result in `instance.verification`. `output`: the instance's last lines. Nothing without a process."""
+    async def verify(
+        self, slot: Slot, instance: Instance, output: Sequence[str], accelerator: Accelerator | None
+    ) -> None:
+        """Leave the result in `instance.verification`. `output`: the instance's last lines; `accelerator`: its engine's.
+        Nothing without a process."""
         process = instance.process
         if process is None:
             return
@@ -64,13 +63,12 @@ class PlacementWatch:
         if instance.process is not process:
             return  # it ended meanwhile
         instance.misplaced_now(misplaced)
-        env = instance.launch.env if instance.launch is not None else {}
-        active = zentorch_active(output, "") is True
-        # A loading instance has not yet mapped and bound everything.
-        requested = Requested.of(env, zentorch=active) if instance.served else NOTHING
-        found = verify(slot.placement, facts, bound=self._bound, requested=requested, others=others)
-        before = instance.verification
-        instance.verified(found, pids, zentorch=zentorch_active(output, " ".join(found.libraries)))
+        expected = _expected(instance, output, accelerator)
+        found = verify(slot.placement, facts, expected=expected, others=others)
+        before, active = instance.verification, None
+        if accelerator is not None:
+            active = accelerator.active(output, " ".join(found.libraries))
+        instance.verified(found, pids, zentorch=active)
         _log_new({"slot": slot.id, "generation": instance.generation}, before, found)
 
     async def threads_moved(self, slot: Slot, instance: Instance) -> bool:
@@ -81,6 +79,15 @@ class PlacementWatch:
             return False
         instance.misplaced_now(found)
         return found != before
+
+
+def _expected(instance: Instance, output: Sequence[str], accelerator: Accelerator | None) -> Expected:
+    expected = NOTHING if instance.launch is None else instance.launch.expected
+    if not instance.served:
+        return expected.while_starting
+    if accelerator is None or not accelerator.active(output, ""):
+        return expected
+    return replace(expected, libraries=(*expected.libraries, frozenset({accelerator.library})))
 
 
 def _log_new(where: Mapping[str, int], before: Verification | None, found: Verification) -> None:
@@ -100,8 +107,6 @@ def _log_new(where: Mapping[str, int], before: Verification | None, found: Verif
 # The instances' own output: always to the journal, to a terminal on request.
 output = logging.getLogger("launcher.output")
 
-# The phase in which vLLM has compiled everything (engines/vllm.py).
-COMPILED: Final = "opening the API"
 # Lines that the diagnosis of an exit reads.
 DIAGNOSIS_LINES: Final = 400
 
@@ -138,6 +143,7 @@ class InstanceMonitor:
     ) -> None:
         self.instance = instance
         self._slot = slot
+        self._engine = engine
         self._on = surroundings
         self._is_current = is_current
         self._exit: Running | None = None
@@ -152,11 +158,11 @@ class InstanceMonitor:
         """A line that the instance printed, at this time in seconds since the epoch."""
         slot, generation = self._slot.id, self.instance.generation
         self._on.log.add(LogLine(time.time() if at is None else at, generation, text))
-        if (phase := phase_of(text)) is not None:
+        if (phase := self._engine.log.phase_of(text)) is not None:
             self.instance.reached(phase)
-            if phase == COMPILED:
+            if phase == self._engine.log.compiled:
                 self._keep_cache()
-        if START_FAILED.search(text):
+        if self._engine.log.start_failed.search(text):
             self.instance.start_failed(self._on.clock())
         output.info("slot %d | %s", slot, text, extra={"slot": slot, "generation": generation})
 
@@ -179,7 +185,7 @@ class InstanceMonitor:
             cause = self._cause_of(ended)
         except Exception:  # a missing diagnosis must not hide the exit
             log.exception("slot %d: cannot diagnose the exit of its instance", self._slot.id)
-            cause = diagnose(ended, ())
+            cause = diagnose(ended, (), self._engine.log)
         self._on.post(ProcessExited(self.instance.generation, cause, self._on.draw()))
 
     def _cause_of(self, ended: Exit) -> Cause:
@@ -187,7 +193,7 @@ class InstanceMonitor:
         if instance.oom is not None:
             kernel = instance.oom.report(instance.pids, instance.nodes)
             instance.oom.close()
-        return diagnose(ended, self._last_lines(), served=instance.served, kernel=kernel)
+        return diagnose(ended, self._last_lines(), self._engine.log, served=instance.served, kernel=kernel)
 
     async def _probe(self, address: Address) -> None:
         """Until the instance is ready, then for its health. A probe that raises starts this again."""
@@ -262,4 +268,5 @@ class InstanceMonitor:
 
     async def verify(self) -> None:
         lines: Sequence[LogLine] = self._on.log.last(self._on.settings().tail_lines, self.instance.generation)
-        await self._on.placement.verify(self._slot, self.instance, [line.text for line in lines])
+        texts = [line.text for line in lines]
+        await self._on.placement.verify(self._slot, self.instance, texts, self._engine.accelerator)

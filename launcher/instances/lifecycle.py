@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from launcher.config.schema import Supervision
-from launcher.instances.causes import EXITED, Cause, Retry
+from launcher.engines.causes import Cause, Retry
+from launcher.instances.diagnosis import EXITED
 from launcher.instances.slot_state import (
     Action,
     DeadlinePassed,

@@ -15,7 +15,7 @@ from launcher.base.background import Background
 from launcher.base.errors import LauncherError
 from launcher.base.redaction import Redactor
 from launcher.engines.base import Engine, Launch
-from launcher.instances.causes import Retry
+from launcher.engines.causes import Retry
 from launcher.instances.diagnosis import cannot_start
 from launcher.instances.instance import Instance
 from launcher.instances.instance_monitor import InstanceMonitor, Misplaced, PlacementWatch, Surroundings
@@ -73,7 +73,6 @@ class SlotController:
         prober: Prober,
         limits: Limits,
         probing: ProbeSettings,
-        strict_binding: bool,
         announce: Callable[[InstanceEvent], None],
         traffic: Traffic | None = None,
         caches: Caches | None = None,
@@ -117,7 +116,7 @@ class SlotController:
         self._changed = asyncio.Event()
         self._surroundings = Surroundings(
             prober=prober, traffic=traffic or NoTraffic(), caches=self._caches,
-            placement=PlacementWatch(observe, bystanders, misplaced, bound=strict_binding), watch_memory=watch_memory,
+            placement=PlacementWatch(observe, bystanders, misplaced), watch_memory=watch_memory,
             log=self.log, tasks=self._tasks, clock=self.running, draw=draw, settings=lambda: self._probing, post=self.post,
         )  # fmt: skip
         self._monitor = self._monitor_of(Instance())

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Final, Self
 
 from launcher.config.schema import Config
-from launcher.instances.causes import Cause
+from launcher.engines.causes import Cause
 
 
 class State(StrEnum):

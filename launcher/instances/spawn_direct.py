@@ -25,7 +25,7 @@ from launcher.base.address import UnixAddress
 from launcher.base.background import Failures, persist
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
-from launcher.engines.base import MARK, Launch
+from launcher.engines.base import MARK, Launch, Unwanted
 from launcher.instances import container_processes
 from launcher.instances.output import LineLimit, left_out_text
 from launcher.instances.ports import Adopted, Exit
@@ -60,20 +60,14 @@ DAEMON_ONLY: Final = (
 # Characters that a socket's name within TMPDIR may take: of the 107 of its path (unix(7)), multiprocessing's
 # "/pymp-XXXXXXXX/listener-XXXXXXXX" takes 32.
 TEMPORARY_BYTES: Final = 107 - 32
-# The plan sets these; inherited ones would silently bind threads elsewhere. Operators set them in engine.env.
-PLANNED_PREFIXES: Final = ("VLLM_CPU_", "OMP_", "KMP_", "GOMP_")
-
-
-# Kubernetes sets it in each pod beside a service named "vllm" (enableServiceLinks), to tcp://IP:PORT; vLLM 0.32 then ends:
-# "VLLM_PORT appears to be a URI" (vllm/envs.py, get_vllm_port).
-SERVICE_LINK: Final = "VLLM_PORT"
+# The plan binds threads, by the mask that they inherit and by the engine's own settings; inherited ones would silently bind
+# them elsewhere. Operators set them in engine.env.
+PLANNED_PREFIXES: Final = ("OMP_", "KMP_", "GOMP_")
 
 
 def inherited(environ: Mapping[str, str], but: Collection[str] = ()) -> dict[str, str]:
-    """The variables of the daemon that instances get; without those of `but`."""
+    """The variables of the daemon that instances of any engine get; without those of `but`."""
     dropped = {*DAEMON_ONLY, *but}
-    if "://" in environ.get(SERVICE_LINK, ""):
-        dropped.add(SERVICE_LINK)
     return {
         name: value
         for name, value in environ.items()
@@ -81,14 +75,20 @@ def inherited(environ: Mapping[str, str], but: Collection[str] = ()) -> dict[str
     }
 
 
-def not_inherited(environ: Mapping[str, str]) -> tuple[str, ...]:
+def wanted(environ: Mapping[str, str], unwanted: Sequence[Unwanted]) -> dict[str, str]:
+    """Those of `environ` that an engine's instances get."""
+    return {
+        name: value for name, value in environ.items() if not any(it.fits(name, value) for it in unwanted)
+    }
+
+
+def not_inherited(environ: Mapping[str, str], unwanted: Sequence[Unwanted]) -> tuple[str, ...]:
     """Warnings about variables that somebody set who may not know what the engine makes of them."""
-    value = environ.get(SERVICE_LINK, "")
-    if "://" not in value:
-        return ()
-    set_by = "Kubernetes sets it for a service named 'vllm'"
-    return (
-        f"{SERVICE_LINK}={value} is no port: {set_by}, and instances do not get it (enableServiceLinks: false in the pod)",
+    return tuple(
+        each.warning.format(value=value)
+        for each in unwanted
+        for name, value in environ.items()
+        if each.warning and each.fits(name, value)
     )
 
 
@@ -201,7 +201,7 @@ class DirectSpawner:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env=self._environ | temporary | dict(launch.own_env) | {MARK: mark},
+                env=wanted(self._environ, launch.unwanted) | temporary | dict(launch.own_env) | {MARK: mark},
                 pass_fds=theirs,
                 start_new_session=True,
                 # conmon notes a memory limit that was reached in a file "oom" where it stands (podman 4.3).

@@ -22,7 +22,7 @@ from launcher.base.errors import LauncherError, reason
 from launcher.engines.base import MARK, Launch, secret_names
 from launcher.instances.journal_reader import Follower, Line, history
 from launcher.instances.ports import Adopted
-from launcher.instances.spawn_direct import inherited
+from launcher.instances.spawn_direct import inherited, wanted
 from launcher.instances.state_file import Record, StateFolder, digest
 from launcher.instances.systemd_bus import BusError, Systemd, UnitFacts, cannot_reach
 from launcher.instances.systemd_units import SystemdProcess, Units, exit_of, fitting
@@ -191,7 +191,7 @@ class SystemdSpawner:
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
     ) -> SystemdProcess:
         unit = self._frame.unit(slot)
-        env = self._environ | dict(launch.env)
+        env = wanted(self._environ, launch.unwanted) | dict(launch.env)
         command = _find(launch.argv[0], env.get("PATH"))
         if command is None:
             on_line(f"numa-launcher: cannot execute {launch.argv[0]}: {_why_not(launch.argv[0])}")

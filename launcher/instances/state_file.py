@@ -119,15 +119,14 @@ def _load(path: Path) -> dict[int, Record]:
 def digest(launch: Launch, prefix: str = sys.prefix) -> str:
     """Identifies a launch: command, environment without secrets, kind of address.
 
-    Left out, so that they restart no instance: the number of a loopback port, which each launch chooses, the values
-    of secrets, and the folder of this release (scripts/releases.sh; `prefix` is this environment)."""
-    port = str(launch.address.port) if isinstance(launch.address, TcpAddress) else None
-    argv = [word if port is None else word.replace(port, "{port}") for word in launch.argv]
+    Left out, so that they restart no instance: what `Launch.settled` leaves out, the values of secrets, and
+    the folder of this release (scripts/releases.sh; `prefix` is this environment)."""
+    argv, settings = launch.settled
     # A value that is only not known to be harmless restarts an instance all the same when it changes.
     secrets = {
         name for name in launch.secrets if is_secret_name(name) or is_secret(name, launch.env.get(name, ""))
     }
-    env = {name: value for name, value in sorted(launch.env.items()) if name not in secrets}
+    env = {name: value for name, value in sorted(settings.items()) if name not in secrets}
     where = launch.address.path if isinstance(launch.address, UnixAddress) else "tcp"
     text = json.dumps([argv, env, sorted(secrets), where])
     release = Path(prefix).parent

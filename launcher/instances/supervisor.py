@@ -45,7 +45,6 @@ class Supervisor:
         prober: Prober,
         limits: Limits,
         probing: ProbeSettings,
-        strict_binding: bool,
         announce: Callable[[InstanceEvent], None],
         traffic: Traffic | None = None,
         caches: Caches | None = None,
@@ -74,7 +73,7 @@ class Supervisor:
         self._make: Callable[[Slot, Engine, Limits, ProbeSettings], SlotController] = (
             lambda slot, engine, limits, probing: SlotController(
                 slot, engine=engine, spawner=spawner, prober=prober, limits=limits, probing=probing,
-                strict_binding=strict_binding, announce=announce, traffic=traffic, caches=caches, held=held,
+                announce=announce, traffic=traffic, caches=caches, held=held,
                 identify=identify, skipped=skipped, generation=self._last_generation.get(slot.id, 0),
             )
         )  # fmt: skip

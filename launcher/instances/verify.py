@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from launcher.base.cpuset import CpuSet
+from launcher.engines.base import Expected
 from launcher.machine.placement import Bystander, ProcessFacts
 from launcher.plan.plan import Placement
 
@@ -18,32 +19,9 @@ from launcher.plan.plan import Placement
 MIN_BOUND_SHARE: Final = 0.95
 # Thread names shown of one process, most frequent first.
 _NAMES_SHOWN: Final = 3
-_OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
 
 
-@dataclass(frozen=True, slots=True)
-class Requested:
-    """What a launch requests beyond the placement, and what its processes must therefore show."""
-
-    omp_cpus: tuple[CpuSet, ...] = ()
-    """One list per rank: on each cpu of it runs an OpenMP thread of the engine. Empty where none were asked for."""
-    libraries: tuple[frozenset[str], ...] = ()
-    """Of each set one library is mapped by some process."""
-
-    @classmethod
-    def of(cls, env: Mapping[str, str], *, zentorch: bool = False) -> Requested:
-        """From the environment of a launch. `zentorch`: the engine printed that it uses it."""
-        lists = env.get("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        omp = () if lists in {"auto", "nobind"} else tuple(CpuSet.parse(cpus) for cpus in lists.split("|"))
-        wanted = {
-            frozenset({"libtcmalloc"}): "libtcmalloc" in env.get("LD_PRELOAD", ""),
-            _OPENMP: bool(omp),
-            frozenset({"libzentorch"}): zentorch,
-        }
-        return cls(omp, tuple(libraries for libraries, is_wanted in wanted.items() if is_wanted))
-
-
-NOTHING: Final = Requested()
+NOTHING: Final = Expected()
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +70,10 @@ def verify(
     placement: Placement,
     facts: Sequence[ProcessFacts],
     *,
-    bound: bool,
-    requested: Requested = NOTHING,
+    expected: Expected = NOTHING,
     others: Sequence[Bystander] = (),
 ) -> Verification:
-    """Compare. `bound` is whether strict memory binding was asked of numactl.
+    """Compare with the placement, and with what else the launch says is `expected`.
 
     1. Every thread's allowed cpus lie inside the slot's set.
     2. With strict binding, every process's mappings are bound to the slot's nodes and to no other, and
@@ -114,9 +91,9 @@ def verify(
     differences = (
         [
             *_threads(placement, facts),
-            *(_memory(placement, facts, node_bytes, share) if bound else ()),
-            *_openmp(requested.omp_cpus, facts),
-            *_libraries(requested.libraries, mapped),
+            *(_memory(placement, facts, node_bytes, share) if expected.binds_memory else ()),
+            *_openmp(expected.omp_cpus, facts),
+            *_libraries(expected.libraries, mapped),
         ]
         if facts
         else [Difference("processes", "at least one", "no process")]
@@ -194,7 +171,7 @@ def _memory(
 def _binds_inside(policy: str, nodes: CpuSet) -> bool:
     """Whether a policy as numa_maps words it ("bind:0-1", "bind=static:0", "default") binds to nothing but `nodes`.
 
-    vLLM's worker binds itself once more, to its own node alone, so a part of `nodes` is right too."""
+    A worker may bind itself once more, to its own node alone, so a part of `nodes` is right too."""
     mode, _, bound = policy.partition(":")
     return mode.partition("=")[0] == "bind" and CpuSet.parse(bound) <= nodes
 
@@ -210,8 +187,8 @@ def _single(facts: Sequence[ProcessFacts]) -> CpuSet:
 
 
 def _openmp(lists: Sequence[CpuSet], facts: Sequence[ProcessFacts]) -> Iterator[Difference]:
-    """vLLM binds one thread to each cpu (GOMP_CPU_AFFINITY, KMP_AFFINITY), or, where it knows neither runtime,
-    all to the list as one place (OMP_PLACES); vllm/utils/ompmultiprocessing.py, 0.32."""
+    """An engine binds one thread to each cpu (GOMP_CPU_AFFINITY, KMP_AFFINITY), or all to the list as one place
+    (OMP_PLACES)."""
     single = _single(facts)
     whole = {group.cpus for process in facts for group in process.groups}
     for rank, cpus in enumerate(lists):

@@ -17,7 +17,7 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import OWN_SHORTAGE
 from launcher.base.http_json import fetch, session_to, url_of
 from launcher.engines.base import Engine
-from launcher.instances.causes import Cause
+from launcher.engines.causes import Cause
 from launcher.instances.diagnosis import exited, failed_start, hung, hung_or_dead
 from launcher.instances.instance import Instance
 from launcher.instances.ports import Prober, Traffic
@@ -179,7 +179,7 @@ class Watcher:
             await self._sample()
             failed_at = self._instance.start_failed_at
             if failed_at is not None and self._clock() - failed_at > FAILED_START_EXIT_S:
-                return failed_start(self._output(), self._clock() - failed_at)
+                return failed_start(self._output(), self._clock() - failed_at, self._engine.log)
             healthy = await self._prober.healthy(address, self._settings().probe_timeout_s)
             self._probed(COMPLETION_TIMEOUT_S if healthy else 0.0)
             if healthy and (

@@ -1,7 +1,7 @@
 """The engine's own statement of a model's needs, and a profile that takes its figures. Pure.
 
 The engine says it once for each description, set of weight headers, version and arguments
-(engines/vllm_needs.py). Its figures go before those of the files: they are what the start will find.
+(engines/vllm/needs.py). Its figures go before those of the files: they are what the start will find.
 """
 
 from __future__ import annotations

@@ -354,7 +354,7 @@ def tied_embeddings(subject: Subject) -> Iterator[Finding]:
 
 def _prepack_off(subject: Subject, model: Model) -> str | None:
     """The setting that switches prepacking off, for messages; None when prepacking is on. Precedence as in
-    engines/vllm.py: engine.env, then [[models]], then the inherited environment."""
+    engines/vllm/launch.py: engine.env, then [[models]], then the inherited environment."""
     by_env = subject.config.engine.env.get(WEIGHT_PREPACK)
     if by_env is not None:
         return f"{WEIGHT_PREPACK}={by_env} in engine.env" if _is_zero(by_env) else None

@@ -21,7 +21,7 @@ from launcher.accounts.timeline import Step, Timeline, TimelineTokens
 from launcher.base.text import GIB
 from launcher.config.schema import Cost
 from launcher.daemon.status import Resident, SlotStatus, Status, Zentorch
-from launcher.instances.causes import Cause, Retry
+from launcher.engines.causes import Cause, Retry
 from launcher.instances.verify import Difference, Verification
 from launcher.proxy.readings import KeyTotals, QueueState
 from launcher.telemetry.engine_metrics import EngineMetrics

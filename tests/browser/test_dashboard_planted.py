@@ -14,7 +14,7 @@ from playwright.sync_api import Route
 from support.fake_operations import Backstage
 from support.visits import Open
 
-from launcher.instances.causes import Cause, Retry
+from launcher.engines.causes import Cause, Retry
 
 HOSTILE: Final = "<img src=x onerror=document.title='run'>"
 WINDOWS: Final = {"light": LIGHT, "dark": DARK, "phone": PHONE}

@@ -16,7 +16,7 @@ from support.terminal import Terminal
 from launcher.base.errors import LauncherError
 from launcher.cli import main, slot_verbs
 from launcher.control.client import ControlClient
-from launcher.instances.causes import Cause, Retry
+from launcher.engines.causes import Cause, Retry
 from launcher.instances.verify import Difference
 
 CODES = "\x1b[2J\x1b]0;owned\x07\x9b31m\u202etxt\u2066\r\x7f"

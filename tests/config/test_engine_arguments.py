@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.engine_arguments import flag_of, has_flag, json_of, lora_adapters, merge, value_of
-from launcher.config.schema import Config, Engine, EngineKind, Model
+from launcher.config.engine_arguments import flag_of, has_flag, json_of, merge, value_of
 
 
 @pytest.mark.parametrize(
@@ -63,32 +62,3 @@ def test_the_last_word_on_a_flag_counts() -> None:
 )
 def test_value_of(arguments: tuple[str, ...], value: str | None) -> None:
     assert value_of(arguments, "--a") == value
-
-
-NAMED = '{"name": "sum", "path": "/l/sum", "base_model_name": "a"}'
-
-
-@pytest.mark.parametrize(
-    ("args", "of_a", "alone"),
-    [
-        ((), (), ()),
-        (("--lora-modules", "sql=/l/sql", "tone=/l=t"), (), ("sql", "tone")),
-        (("--enable-lora", "--lora_modules=sql=/l/sql", "--seed", "1"), (), ("sql",)),
-        (("--lora-modules", NAMED, "sql=/l/sql"), ("sum",), ("sum", "sql")),
-        (("--lora-modules", NAMED.replace('"a"', '"alias"')), ("sum",), ("sum",)),
-        (("--lora-modules", NAMED.replace('"a"', '"b"')), (), ()),
-        (
-            ("--lora-modules", "x=/x", "--seed", "1", "--lora-modules", "y=/y"),
-            (),
-            ("y",),
-        ),  # as argparse has it
-        (("--lora-modules", "nonsense", "[1]", "{}", '{"name": "n"}'), (), ("n",)),
-        (("--lora-modules",), (), ()),
-    ],
-)
-def test_lora_adapters(args: tuple[str, ...], of_a: tuple[str, ...], alone: tuple[str, ...]) -> None:
-    a, b = Model(name="a", path="/a", aliases=("alias",)), Model(name="b", path="/b")
-    engine = Engine(args=args)
-    assert lora_adapters(Config(models=(a, b), engine=engine), "a") == of_a
-    assert lora_adapters(Config(models=(a,), engine=engine), "a") == alone
-    assert lora_adapters(Config(models=(a,), engine=Engine(EngineKind.COMMAND, args=args)), "a") == ()

@@ -23,7 +23,7 @@ from launcher.daemon.deployment import (
     require_models,
 )
 from launcher.daemon.rollout import Step, compare
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.software import Stack
 from launcher.instances.state_file import Record, StateFile
 from launcher.machine.named import find_topology
 

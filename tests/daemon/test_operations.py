@@ -21,7 +21,7 @@ def controllers(*slot_states: SlotState) -> dict[int, SlotController]:
     for number, slot_state in enumerate(slot_states):
         found[number] = SlotController(
             a_slot(number), engine=FakeEngine(), spawner=FakeSpawner(), prober=FakeProber(),
-            limits=Limits.of(Supervision()), probing=ProbeSettings(1.0, 9), strict_binding=False,
+            limits=Limits.of(Supervision()), probing=ProbeSettings(1.0, 9),
             announce=lambda _event: None,
         )  # fmt: skip
         found[number].slot_state = slot_state

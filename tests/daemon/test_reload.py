@@ -39,7 +39,7 @@ class Setup:
         self.now = self.before
         self.supervisor = Supervisor(
             self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=LIMITS,
-            probing=PROBES, strict_binding=False, announce=self.hear,
+            probing=PROBES, announce=self.hear,
         )  # fmt: skip
         self.reloader = Reloader(self.supervisor, self.prober, self.reread, self.reloaded)
         task = asyncio.create_task(self.supervisor.run())

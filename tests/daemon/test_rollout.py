@@ -57,7 +57,7 @@ class Company:
     async def play(self) -> AsyncIterator[Rollout]:
         self.supervisor = Supervisor(
             self.before.plan, engine=self.before.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
-            probing=PROBES, strict_binding=False, announce=self.hear,
+            probing=PROBES, announce=self.hear,
         )  # fmt: skip
         task = asyncio.create_task(self.supervisor.run())
         await until(lambda: self.states == {State.READY})

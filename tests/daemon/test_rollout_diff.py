@@ -72,6 +72,29 @@ def test_supervision_is_taken_over_at_once() -> None:
     assert changes.steps == ()
 
 
+VLLM = {"kind": "vllm", "command": ["vllm"], "args": []}
+
+
+@pytest.mark.parametrize("engine", [VLLM, {"kind": "command", "command": ["serve", "{port}"]}])
+def test_how_long_a_stop_and_a_start_may_take_restarts_nothing(engine: dict[str, Any]) -> None:
+    """Nor does a loopback port, which each launch draws anew."""
+    changes = compare(
+        made(engine=engine),
+        made(engine=engine, supervision={"stop_timeout_s": 77.0, "ready_timeout_s": 88.0}),
+    )
+    assert changes.live == ("supervision.ready_timeout_s", "supervision.stop_timeout_s")
+    assert changes.steps == ()
+
+
+def test_an_instance_is_compared_with_the_binding_that_it_was_started_with() -> None:
+    """A reload may switch numactl off; what then starts binds no memory."""
+    expected = [
+        deployment.engine.launch(deployment.plan.slots[0], 1).expected.binds_memory
+        for deployment in (made(), made(engine={"numactl": "off"}))
+    ]
+    assert expected == [True, False]
+
+
 def test_a_price_of_the_machine_is_taken_over_at_once() -> None:
     changes = compare(made(), made(cost={"hourly": 0.79, "price_per_kwh": 0.3, "watts": 800}))
     assert changes.live == ("cost.hourly", "cost.price_per_kwh", "cost.watts")

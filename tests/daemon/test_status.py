@@ -8,8 +8,9 @@ from contextlib import suppress
 from support.slots import Setup, seen
 
 from launcher.daemon.status import daemon_values, failure_values, on_clock, slot_values
-from launcher.engines.vllm_software import Stack
-from launcher.instances.causes import CAUSES
+from launcher.engines.log import PLAIN_LOG
+from launcher.engines.vllm.software import Stack
+from launcher.instances.diagnosis import cause_names
 from launcher.instances.slot_state import StartRequested, State
 from launcher.telemetry import machine_metrics as names
 
@@ -47,10 +48,13 @@ async def test_a_slot_from_its_start_to_its_failure() -> None:
             await running
 
 
+CAUSES = cause_names(PLAIN_LOG)
+
+
 def test_each_cause_is_a_series_from_the_start() -> None:
-    assert failure_values({})[names.FAILURES] == {(cause,): 0 for cause in CAUSES}
-    assert failure_values({"hung": 2, "new": 1})[names.FAILURES]["hung",] == 2
-    assert failure_values({"new": 1})[names.FAILURES]["new",] == 1
+    assert failure_values({}, CAUSES)[names.FAILURES] == {(cause,): 0 for cause in CAUSES}
+    assert failure_values({"hung": 2, "new": 1}, CAUSES)[names.FAILURES]["hung",] == 2
+    assert failure_values({"new": 1}, CAUSES)[names.FAILURES]["new",] == 1
 
 
 def test_a_daemon_is_up_as_long_as_it_runs_whatever_becomes_of_the_clock() -> None:

@@ -25,9 +25,12 @@ from support.fakes import a_slot
 
 from launcher.base.address import UnixAddress
 from launcher.base.cpuset import CpuSet
-from launcher.config.schema import Supervision
-from launcher.engines.base import Launch
-from launcher.instances.causes import Cause
+from launcher.config.schema import Model, Supervision
+from launcher.engines.base import Launch, Traits, Unwanted
+from launcher.engines.causes import Cause
+from launcher.engines.log import Accelerator, EngineLog
+from launcher.engines.vllm.launch import UNWANTED
+from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
 from launcher.instances.lifecycle import Limits
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import ProbeSettings, StartRequested, State
@@ -56,12 +59,18 @@ class RealVllm:
     env: dict[str, str] = field(default_factory=dict)
     health_path: str = "/health"
     wants_completion_probe: bool = True
+    log: EngineLog = VLLM_LOG
+    accelerator: Accelerator | None = ZENTORCH
+    unwanted: tuple[Unwanted, ...] = UNWANTED
     sockets: str = field(default_factory=lambda: f"{tempfile.gettempdir()}/nl-{os.urandom(4).hex()}")
     """Not in `folder`, whose name is long."""
 
     @property
     def uds(self) -> str:
         return str(self.folder / "i.sock")
+
+    def traits(self, model: Model) -> Traits:
+        return Traits()
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         env = {
@@ -79,7 +88,7 @@ async def death_of(engine: RealVllm, act: Act | None = None) -> Cause:
     """Starts an instance, lets `act` break it, and returns the cause."""
     controller = SlotController(
         a_slot(cpus="0", nodes=""), engine=engine, spawner=DirectSpawner(os.environ, CpuSet(os.sched_getaffinity(0))),
-        prober=HttpProber("/health"), limits=LIMITS, probing=PROBES, strict_binding=False,
+        prober=HttpProber("/health"), limits=LIMITS, probing=PROBES,
         announce=lambda _event: None,
     )  # fmt: skip
     owner = asyncio.create_task(controller.run())

@@ -14,9 +14,9 @@ from support import asked_many, published_models
 from support.model_folders import write_safetensors
 
 from launcher.config.schema import Config, Model
-from launcher.engines import vllm_needs_program
 from launcher.engines.probe_stack import probe_stack
-from launcher.engines.vllm_needs import ENVIRONMENT, ask, question_of
+from launcher.engines.vllm import needs_program
+from launcher.engines.vllm.needs import ENVIRONMENT, ask, question_of
 from launcher.machine.topology import CpuInfo
 from launcher.models.answer import Answer
 from launcher.models.reader import read_profile
@@ -65,7 +65,7 @@ def asked(folders: Mapping[str, Path], names: tuple[str, ...], *instructions: st
         for name in names
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-P", asked_many.__file__, "ask", vllm_needs_program.__file__],
+        [sys.executable, "-P", asked_many.__file__, "ask", needs_program.__file__],
         input="\n".join(map(json.dumps, questions)), capture_output=True, text=True, check=True, timeout=ANSWER_S, cwd="/",
     )  # fmt: skip
     lines = done.stdout.splitlines()

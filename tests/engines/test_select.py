@@ -13,8 +13,8 @@ from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, S
 from launcher.engines.command import CommandEngine
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
-from launcher.engines.vllm import VllmEngine
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.launch import VllmEngine
+from launcher.engines.vllm.software import Stack
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]

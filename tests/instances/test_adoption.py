@@ -37,7 +37,7 @@ class Setup:
         plan = Plan(Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (), ())
         self.supervisor = Supervisor(
             plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=PROBES,
-            strict_binding=False, announce=self.heard.append,
+            announce=self.heard.append,
         )  # fmt: skip
         self.task = asyncio.create_task(self.supervisor.run())
 

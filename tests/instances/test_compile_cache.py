@@ -12,6 +12,7 @@ import pytest
 
 from launcher.base.address import UnixAddress
 from launcher.engines.base import Launch
+from launcher.engines.vllm.launch import cache_of
 from launcher.instances.cache_files import FORGOTTEN_S, SHARED, STAMP
 from launcher.instances.compile_cache import CompileCaches
 
@@ -26,7 +27,9 @@ def launch(root: Path, slot: int, *more: str, stack: str = "vllm1", cpus: str = 
         "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor",
         "VLLM_CPU_OMP_THREADS_BIND": cpus,
     }
-    return Launch(argv=argv, env=env, secrets=frozenset(), address=UnixAddress("/x"))
+    return Launch(
+        argv=argv, env=env, secrets=frozenset(), address=UnixAddress("/x"), cache=cache_of(argv[3:], env)
+    )
 
 
 def folder_of(launch: Launch) -> Path:
@@ -197,7 +200,9 @@ def test_a_damaged_stamp_is_none(tmp_path: Path) -> None:
 def test_an_engine_with_no_cache_of_ours(tmp_path: Path) -> None:
     caches = CompileCaches()
     for env in ({}, {"VLLM_CACHE_ROOT": f"{tmp_path}/a/v", "TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/b/i"}):
-        plain = Launch(argv=("x",), env=env, secrets=frozenset(), address=UnixAddress("/x"))
+        plain = Launch(
+            argv=("x",), env=env, secrets=frozenset(), address=UnixAddress("/x"), cache=cache_of(("x",), env)
+        )
         caches.prepare(0, plain)
         caches.keep(0, plain)
         caches.purge(0, plain)

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from launcher.engines.causes import Retry
 from launcher.engines.containers import OOM_LINE
-from launcher.instances.diagnosis import RULES, UNIT_OOM, Retry, diagnose, failed_start, hung, hung_or_dead
+from launcher.engines.vllm.output import VLLM_LOG
+from launcher.instances import diagnosis
+from launcher.instances.diagnosis import OBSERVED, UNIT_OOM, hung, hung_or_dead
 from launcher.instances.ports import Exit
 from launcher.machine.oom import KernelReport, NodeMemory
 
 FAILED = Exit(code=1, signal=None)
+RULES = (*VLLM_LOG.causes, *OBSERVED)
+diagnose = partial(diagnosis.diagnose, log=VLLM_LOG)
+failed_start = partial(diagnosis.failed_start, log=VLLM_LOG)
 
 # What vLLM 0.32 (vllm/v1/worker/cpu_worker.py, v1/core/kv_cache_utils.py, v1/engine/utils.py, v1/executor/
 # multiproc_executor.py, v1/utils.py, transformers_utils/config.py), Transformers, huggingface_hub, numactl 2.0,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from support.fakes import FakeProcess, a_slot
+from support.fakes import FakeEngine, FakeProcess, a_slot
 
 from launcher.base.cpuset import CpuSet
 from launcher.instances.instance import Instance
@@ -38,7 +38,8 @@ class Host:
 
     def watch(self) -> PlacementWatch:
         self.instance.spawned(FakeProcess(1, 0, 1, print), OomWatch(1), 0.0, 0.0)
-        return PlacementWatch(self.observe, lambda: self.others, self.look, bound=True)
+        self.instance.launched(FakeEngine().launch(a_slot(), 1))
+        return PlacementWatch(self.observe, lambda: self.others, self.look)
 
     def look(self, pids: Iterable[int], _cpus: CpuSet) -> tuple[MisplacedThread, ...]:
         return self.misplaced if 1 in pids else ()
@@ -51,7 +52,7 @@ class Host:
 
 async def test_the_result_is_kept() -> None:
     host = Host()
-    await host.watch().verify(a_slot(), host.instance, ())
+    await host.watch().verify(a_slot(), host.instance, (), None)
     assert host.instance.verification is not None
     assert host.instance.verification.ok
     assert host.instance.pids == {1}
@@ -59,22 +60,22 @@ async def test_the_result_is_kept() -> None:
 
 async def test_nothing_is_kept_of_an_instance_that_ends_meanwhile() -> None:
     host = Host(ends=True)
-    await host.watch().verify(a_slot(), host.instance, ())
+    await host.watch().verify(a_slot(), host.instance, (), None)
     assert host.instance.verification is None
 
 
 async def test_other_processes_are_logged_once_and_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
     host = Host(others=(WIDE, *(Bystander(pid, "taskset", threads("2", "x")) for pid in range(20, 50))))
     watch = host.watch()
-    await watch.verify(a_slot(), host.instance, ())
-    await watch.verify(a_slot(), host.instance, ())
+    await watch.verify(a_slot(), host.instance, (), None)
+    await watch.verify(a_slot(), host.instance, (), None)
     assert len(caplog.messages) == 1
     assert caplog.messages[0] == (
         "slot 0: other processes on its cpus: taskset (pid 20) is pinned to cpus 2, of which 2 are this slot's, "
         "and 29 more; `numa-launcher verify 0` shows all"
     )
     host.others = (*host.others, Bystander(60, "irq", threads("1", "x")))
-    await watch.verify(a_slot(), host.instance, ())
+    await watch.verify(a_slot(), host.instance, (), None)
     assert caplog.messages[1].startswith(
         "slot 0: other processes on its cpus: irq (pid 60) is pinned to cpus 1"
     )
@@ -86,13 +87,13 @@ async def test_each_new_difference_is_logged_once(
 ) -> None:
     host = Host()
     watch = host.watch()
-    await watch.verify(a_slot(), host.instance, ())
+    await watch.verify(a_slot(), host.instance, (), None)
     assert caplog.messages == []
     for cpus in ("0-9", "0-9", "9"):
         host.facts = (
             ProcessFacts(1, "vllm", threads(cpus, "vllm"), ENGINE.policies, ENGINE.node_bytes, frozenset()),
         )
-        await watch.verify(a_slot(), host.instance, ())
+        await watch.verify(a_slot(), host.instance, (), None)
     assert len(caplog.messages) == 2
     assert all("placement differs from the plan: threads of vllm (pid 1)" in said for said in caplog.messages)
 
@@ -100,7 +101,7 @@ async def test_each_new_difference_is_logged_once(
 async def test_threads_that_move_are_noticed_between_verifications() -> None:
     host = Host()
     watch = host.watch()
-    await watch.verify(a_slot(), host.instance, ())
+    await watch.verify(a_slot(), host.instance, (), None)
     assert host.instance.misplaced == ()
     assert not await watch.threads_moved(a_slot(), host.instance)
     host.misplaced = (MisplacedThread(7, "worker", CpuSet.parse("0-9")),)

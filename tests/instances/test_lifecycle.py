@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from launcher.config.schema import Supervision
-from launcher.instances.causes import Cause, Retry
+from launcher.engines.causes import Cause, Retry
 from launcher.instances.diagnosis import exited
 from launcher.instances.lifecycle import (
     JITTER,

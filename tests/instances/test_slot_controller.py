@@ -477,7 +477,7 @@ class SeveralSlots:
         plan = Plan(Strategy.CONTIGUOUS, slots, CpuSet(), CpuSet.parse("0-3"), self.ledger, ())
         self.supervisor = Supervisor(
             plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=self.probing,
-            strict_binding=False, announce=self.hear, caches=self.caches, held=self.held,
+            announce=self.hear, caches=self.caches, held=self.held,
         )  # fmt: skip
         return self.supervisor
 

@@ -21,13 +21,14 @@ from support.processes import TREE, Lines, still_running
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Launch
+from launcher.engines.vllm.launch import UNWANTED
 from launcher.instances.ports import Exit
 from launcher.instances.spawn_direct import (
     LINES_PER_TURN,
     DirectProcess,
     DirectSpawner,
-    inherited,
     not_inherited,
+    wanted,
 )
 
 ALLOWED = CpuSet(os.sched_getaffinity(0))
@@ -35,7 +36,7 @@ TCP = TcpAddress("127.0.0.1", 1)
 
 
 def launch(*argv: str, env: dict[str, str] | None = None, address: Address = TCP) -> Launch:
-    return Launch(argv=argv, env=env or {}, secrets=frozenset(), address=address)
+    return Launch(argv=argv, env=env or {}, secrets=frozenset(), address=address, unwanted=UNWANTED)
 
 
 async def start(what: Launch, lines: Lines, environ: dict[str, str] | None = None) -> DirectProcess:
@@ -141,6 +142,7 @@ import asyncio, os, sys
 from launcher.base.address import TcpAddress
 from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Launch
+from launcher.engines.vllm.launch import UNWANTED
 from launcher.instances.spawn_direct import DirectSpawner
 
 async def main():
@@ -227,11 +229,11 @@ async def test_a_port_that_kubernetes_made_a_uri_is_not_inherited_and_named() ->
     lines = Lines()
     await ended(await start(launch("sh", "-c", "echo ${VLLM_PORT-none}"), lines, link))
     assert lines == ["none"]
-    [warning] = not_inherited(link)
+    [warning] = not_inherited(link, UNWANTED)
     assert warning.startswith("VLLM_PORT=tcp://10.96.0.7:8000 is no port: ")
     assert "enableServiceLinks: false" in warning
-    assert inherited({"VLLM_PORT": "29500"}) == {"VLLM_PORT": "29500"}, "an operator's own"
-    assert not_inherited({"VLLM_PORT": "29500"}) == not_inherited({}) == ()
+    assert wanted({"VLLM_PORT": "29500"}, UNWANTED) == {"VLLM_PORT": "29500"}, "an operator's own"
+    assert not_inherited({"VLLM_PORT": "29500"}, UNWANTED) == not_inherited({}, UNWANTED) == ()
 
 
 async def test_what_the_plan_decides_is_not_inherited(tmp_path: Path) -> None:
@@ -239,7 +241,7 @@ async def test_what_the_plan_decides_is_not_inherited(tmp_path: Path) -> None:
     lines: list[str] = []
     spawner = DirectSpawner(environ, CpuSet(os.sched_getaffinity(0)))
     address = UnixAddress(str(tmp_path / "s"))
-    launch = Launch(("env",), {"VLLM_CPU_OMP_THREADS_BIND": "0"}, frozenset(), address)
+    launch = Launch(("env",), {"VLLM_CPU_OMP_THREADS_BIND": "0"}, frozenset(), address, unwanted=UNWANTED)
     process = await spawner.spawn(0, 1, launch, lines.append)
     assert await process.wait() == Exit(code=0, signal=None)
     assert "HF_HOME=/models" in lines

@@ -60,7 +60,7 @@ class Batches:
         )
         self.supervisor = Supervisor(
             plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=PROBES,
-            strict_binding=False, announce=lambda event: self.hear(event),  # noqa: PLW0108  `hear` changes
+            announce=lambda event: self.hear(event),  # noqa: PLW0108  `hear` changes
         )  # fmt: skip
         return self.supervisor
 

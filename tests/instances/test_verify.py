@@ -8,10 +8,14 @@ import pytest
 from support.fakes import a_slot
 
 from launcher.base.cpuset import CpuSet
-from launcher.instances.verify import MIN_BOUND_SHARE, Requested, verify
+from launcher.engines.base import Expected
+from launcher.instances.verify import MIN_BOUND_SHARE, verify
 from launcher.machine.placement import Bystander, ProcessFacts, ThreadGroup
 
 MIB = 1 << 20
+
+
+BOUND = Expected(binds_memory=True)
 
 
 def group(cpus: str, *names: str) -> ThreadGroup:
@@ -28,7 +32,7 @@ def facts(*groups: ThreadGroup, policies: tuple[str, ...] = ("bind:0",), **more:
 
 def test_as_planned() -> None:
     found = verify(
-        a_slot().placement, [facts(group("0-3", "a", "a", "b")), facts(group("1", "c"))], bound=True
+        a_slot().placement, [facts(group("0-3", "a", "a", "b")), facts(group("1", "c"))], expected=BOUND
     )
     assert (found.ok, found.problems, found.processes, found.threads) == (True, (), 2, 4)
     assert (found.cpus, found.bound_cpus, found.policies) == ("0-3", "1", ("bind:0",))
@@ -41,13 +45,13 @@ def test_as_planned() -> None:
 def test_a_cpuset_on_the_planned_nodes_binds_as_well_as_a_policy(allowed: str, ok: bool) -> None:
     """A container's processes have no policy of their own."""
     contained = facts(policies=("default",), allowed_nodes=CpuSet.parse(allowed))
-    assert verify(a_slot().placement, [contained], bound=True).ok is ok
+    assert verify(a_slot().placement, [contained], expected=BOUND).ok is ok
 
 
 def test_threads_outside_the_set_are_named() -> None:
     inside = group("0-3", "main")
     stray = [group("2-5", "omp", "omp", "omp", "io", "a", "b"), group("9", "omp")]
-    found = verify(a_slot().placement, [facts(inside, *stray)], bound=False)
+    found = verify(a_slot().placement, [facts(inside, *stray)], expected=Expected())
     (difference,) = found.differences
     assert difference.what == "threads of vllm (pid 7)"
     assert difference.planned == "on cpus 0-3"
@@ -74,20 +78,20 @@ def test_threads_outside_the_set_are_named() -> None:
 )
 def test_memory_policy(nodes: str, policy: str, ok: bool) -> None:
     process = facts(policies=(policy,), node_bytes=())
-    found = verify(a_slot(nodes=nodes).placement, [process], bound=True)
+    found = verify(a_slot(nodes=nodes).placement, [process], expected=BOUND)
     assert found.ok == ok
     if not ok:
         assert found.problems == (f"memory policy of vllm (pid 7): {policy}, planned: bind:{nodes}",)
-    assert verify(a_slot(nodes=nodes).placement, [process], bound=False).ok
+    assert verify(a_slot(nodes=nodes).placement, [process], expected=Expected()).ok
 
 
 @pytest.mark.parametrize(("there", "ok"), [(100, True), (95, True), (94, False), (0, False)])
 def test_share_of_the_memory_on_its_node(there: int, ok: bool) -> None:
     assert MIN_BOUND_SHARE == 0.95
     process = facts(node_bytes=((0, there * MIB), (2, (100 - there) * MIB)))
-    found = verify(a_slot().placement, [process], bound=True)
+    found = verify(a_slot().placement, [process], expected=BOUND)
     assert found.ok == ok
-    assert verify(a_slot().placement, [process], bound=False).ok
+    assert verify(a_slot().placement, [process], expected=Expected()).ok
     if there == 94:
         assert found.problems == (
             "memory: 94% there (94 MiB on node 0, 6 MiB on node 2), planned: at least 95% on node 0",
@@ -96,18 +100,18 @@ def test_share_of_the_memory_on_its_node(there: int, ok: bool) -> None:
 
 def test_share_is_of_the_whole_instance() -> None:
     big, small = facts(node_bytes=((0, 1000 * MIB),)), facts(node_bytes=((1, 10 * MIB),))
-    assert verify(a_slot().placement, [big, small], bound=True).ok
+    assert verify(a_slot().placement, [big, small], expected=BOUND).ok
 
 
 def test_nothing_there() -> None:
-    found = verify(a_slot().placement, [], bound=True)
+    found = verify(a_slot().placement, [], expected=BOUND)
     assert (found.ok, found.bound_share) == (False, None)
     assert found.problems == ("processes: no process, planned: at least one",)
 
 
 def test_share_is_unknown_without_numa() -> None:
-    assert verify(a_slot(nodes="").placement, [facts()], bound=False).bound_share is None
-    assert verify(a_slot().placement, [facts(node_bytes=())], bound=True).bound_share is None
+    assert verify(a_slot(nodes="").placement, [facts()], expected=Expected()).bound_share is None
+    assert verify(a_slot().placement, [facts(node_bytes=())], expected=BOUND).bound_share is None
 
 
 @pytest.mark.parametrize(
@@ -120,38 +124,22 @@ def test_share_is_unknown_without_numa() -> None:
     ],
 )
 def test_openmp_threads(groups: list[ThreadGroup], found: str | None) -> None:
-    requested = Requested(omp_cpus=(CpuSet.parse("0-2"),))
-    differences = verify(a_slot().placement, [facts(*groups)], bound=True, requested=requested).differences
+    expected = Expected(binds_memory=True, omp_cpus=(CpuSet.parse("0-2"),))
+    differences = verify(a_slot().placement, [facts(*groups)], expected=expected).differences
     assert [(d.what, d.planned, d.found) for d in differences] == (
         [] if found is None else [("OpenMP threads of rank 0", "one on each of cpus 0-2", found)]
     )
 
 
 def test_libraries() -> None:
-    requested = Requested(libraries=(frozenset({"libtcmalloc"}), frozenset({"libgomp", "libiomp5"})))
-    found = verify(a_slot().placement, [facts()], bound=True, requested=requested)
+    expected = Expected(
+        binds_memory=True, libraries=(frozenset({"libtcmalloc"}), frozenset({"libgomp", "libiomp5"}))
+    )
+    found = verify(a_slot().placement, [facts()], expected=expected)
     assert found.problems == ("libraries: only libgomp, planned: libtcmalloc mapped",)
-    nothing = verify(a_slot().placement, [facts(libraries=frozenset())], bound=True, requested=requested)
+    nothing = verify(a_slot().placement, [facts(libraries=frozenset())], expected=expected)
     assert [d.found for d in nothing.differences] == ["only none", "only none"]
     assert nothing.differences[1].planned == "libgomp or libiomp5 mapped"
-
-
-@pytest.mark.parametrize(
-    ("env", "lists", "libraries"),
-    [
-        ({}, "", 0),
-        ({"VLLM_CPU_OMP_THREADS_BIND": "auto"}, "", 0),
-        ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "", 0),
-        ({"VLLM_CPU_OMP_THREADS_BIND": "0-2|4-6"}, "0-2|4-6", 1),
-        ({"LD_PRELOAD": "/lib/libtcmalloc_minimal.so.4"}, "", 1),
-        ({"LD_PRELOAD": "/lib/libother.so"}, "", 0),
-    ],
-)
-def test_what_a_launch_asks_for(env: dict[str, str], lists: str, libraries: int) -> None:
-    requested = Requested.of(env)
-    assert "|".join(map(str, requested.omp_cpus)) == lists
-    assert len(requested.libraries) == libraries
-    assert len(Requested.of(env, zentorch=True).libraries) == libraries + 1
 
 
 def bystander(*groups: ThreadGroup, pid: int = 1, name: str = "init") -> Bystander:
@@ -162,7 +150,7 @@ def test_others_pinned_onto_our_cpus() -> None:
     free = bystander(group("0-15", "systemd"))
     elsewhere = bystander(group("8-11", "db"), pid=50, name="db")
     here = bystander(group("2-5", "taskset"), group("0-15", "helper"), pid=60, name="burn")
-    found = verify(a_slot().placement, [facts()], bound=True, others=[free, elsewhere, here])
+    found = verify(a_slot().placement, [facts()], expected=BOUND, others=[free, elsewhere, here])
     assert found.foreign == ("burn (pid 60) is pinned to cpus 2-5, of which 2-3 are this slot's",)
     assert found.ok
 
@@ -170,5 +158,6 @@ def test_others_pinned_onto_our_cpus() -> None:
 def test_a_containers_cpuset_is_no_pinning() -> None:
     shell = bystander(group("0-3", "sh"))
     assert (
-        verify(a_slot().placement, [facts()], bound=True, others=[shell, replace(shell, pid=2)]).foreign == ()
+        verify(a_slot().placement, [facts()], expected=BOUND, others=[shell, replace(shell, pid=2)]).foreign
+        == ()
     )

@@ -11,7 +11,7 @@ from support.fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess
 
 from launcher.base.address import UnixAddress
 from launcher.base.background import RunningClock
-from launcher.instances.causes import Cause
+from launcher.engines.causes import Cause
 from launcher.instances.instance import Instance
 from launcher.instances.slot_state import ProbeSettings
 from launcher.instances.watch import FAILED_START_EXIT_S, UNHEALTHY_AFTER, Watcher

@@ -20,6 +20,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.files import make_folder, replace_file
 from launcher.config.schema import Strategy
 from launcher.engines.base import Launch
+from launcher.engines.vllm.launch import cache_of
 from launcher.instances.compile_cache import CompileCaches
 from launcher.measure.tune.apply import apply_layout
 from launcher.measure.tune.model import Layout
@@ -70,7 +71,10 @@ def roots(base: Path) -> Path:
 def launch(base: Path, slot: int) -> Launch:
     folder = base / "vllm1" / f"slot{slot}"
     env = {"VLLM_CACHE_ROOT": f"{folder}/vllm", "TORCHINDUCTOR_CACHE_DIR": f"{folder}/inductor"}
-    return Launch(argv=("vllm", "serve", "/m"), env=env, secrets=frozenset(), address=UnixAddress("/x"))
+    argv = ("vllm", "serve", "/m")
+    return Launch(
+        argv=argv, env=env, secrets=frozenset(), address=UnixAddress("/x"), cache=cache_of(argv, env)
+    )
 
 
 def as_user(script: str, folder: Path) -> str:

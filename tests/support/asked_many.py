@@ -1,7 +1,7 @@
 """A program in vLLM's Python: writes descriptions from the defaults of transformers' classes, and asks vLLM about folders.
 
     python asked_many.py describe FOLDER KIND...     FOLDER/KIND-FORM/config.json, in three forms
-    python asked_many.py ask PROGRAM < QUESTIONS     a line of JSON for each question, by vllm_needs_program.py
+    python asked_many.py ask PROGRAM < QUESTIONS     a line of JSON for each question, by needs_program.py
 
 All questions in one process: importing vLLM takes most of the time of one. Forms: `full` has every key, as transformers 5
 writes it; `diff` leaves out of each part what its class fills in, as transformers 4.4x did; `old` has no layer_types and

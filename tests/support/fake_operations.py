@@ -25,7 +25,7 @@ from launcher.daemon.machine import Disk, MachineStatus, NodeUse, SlotPlaces
 from launcher.daemon.measured import Measurement
 from launcher.daemon.status import SlotStatus, Status, Zentorch
 from launcher.daemon.usage_reports import question_of
-from launcher.instances.causes import Cause, Retry
+from launcher.engines.causes import Cause, Retry
 from launcher.instances.verify import Verification
 from launcher.machine.named import find_topology
 from launcher.machine.topology import Topology

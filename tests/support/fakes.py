@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from launcher.base.address import Address, UnixAddress
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model
-from launcher.engines.base import Launch
+from launcher.engines.base import Expected, Launch, Traits, Unwanted
+from launcher.engines.log import Accelerator, EngineLog
+from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
 from launcher.instances.ports import Adopted, Exit
 from launcher.plan.plan import Placement, Slot
 from launcher.plan.serving import effective_config
@@ -55,12 +57,20 @@ class FakeEngine:
     wants_completion_probe: bool = True
     health_path: str = "/health"
     refusal: Exception | None = None
+    log: EngineLog = VLLM_LOG
+    accelerator: Accelerator | None = ZENTORCH
+    unwanted: tuple[Unwanted, ...] = ()
+
+    def traits(self, model: Model) -> Traits:
+        return Traits()
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         if self.refusal is not None:
             raise self.refusal
         address = UnixAddress(f"/run/slot{slot.id}-{generation}.sock")
-        return Launch(argv=("engine",), env={}, secrets=frozenset(), address=address, files=slot.files)
+        return Launch(argv=("engine",), env={}, secrets=frozenset(), address=address, files=slot.files,
+            expected=Expected(binds_memory=True),
+        )  # fmt: skip
 
 
 @dataclass

@@ -69,7 +69,7 @@ class Setup:
     def build(self) -> SlotController:
         self.controller = SlotController(
             self.slot, engine=self.engine, spawner=self.spawner, prober=self.prober, limits=self.limits,
-            probing=self.probing, strict_binding=True, announce=self.hear, clock=self.clock, draw=lambda: 0.0,
+            probing=self.probing, announce=self.hear, clock=self.clock, draw=lambda: 0.0,
             skipped=lambda: self.frozen_s,
             observe=self.observe, misplaced=lambda _pids, _cpus: tuple(self.misplaced),
             watch_memory=lambda _pid: OomWatch(0, self.root), traffic=self.traffic,

@@ -67,6 +67,7 @@ class ModelTraits:
     ) -> None:
         """An instance has become ready; see ProxyServer.add_upstream. Configured names come before adapters'."""
         taken = {*self.names.names, *self.names.aliases}
+        self._adapters = {adapter: base for adapter, base in self._adapters.items() if base != model}
         self._adapters.update((adapter, model) for adapter in adapters if adapter not in taken)
         self._sampling_defaults[model] = sampling_defaults
         self._context_tokens[model] = context_tokens

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.engines.vllm_cpu_wheel import Facts, Step, carry_out, steps, write_stub
+from launcher.engines.vllm.cpu_wheel import Facts, Step, carry_out, steps, write_stub
 
 STUB = Path("/site/vllm-0.32.0+cpu.dist-info")
 WELL = {"vllm-cpu": "0.32.0", "vllm": "0.32.0+cpu", "torch": "2.13.0+cpu"}

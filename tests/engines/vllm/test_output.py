@@ -1,10 +1,10 @@
-"""ZenTorch on or off, from an instance's own words and its mapped libraries."""
+"""Whether an instance computes with ZenTorch, by its log and its libraries."""
 
 from __future__ import annotations
 
 import pytest
 
-from launcher.engines.vllm_software import zentorch_active
+from launcher.engines.vllm.output import ZENTORCH
 
 YES = "INFO AMD Zen CPU detected with zentorch installed, using ZenCpuPlatform."
 OLD = "INFO Loading plugin zentorch"
@@ -25,4 +25,4 @@ NO = "WARNING AMD Zen CPU detected but zentorch failed to import, falling back t
     ],
 )
 def test_zentorch_active(lines: list[str], maps: str, active: bool | None) -> None:
-    assert zentorch_active(lines, maps) is active
+    assert ZENTORCH.active(lines, maps) is active

@@ -1,4 +1,4 @@
-"""What a server's own sampling defaults are: from its arguments and the model's folder, as vLLM 0.32 reads them."""
+"""A server's own sampling defaults and LoRA adapters, from its arguments and the model's folder, as vLLM 0.32 reads them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from launcher.config.schema import Config, Engine, EngineKind, Model
-from launcher.engines.vllm import sampling_defaults
+from launcher.config.schema import Model
+from launcher.engines.vllm.traits import lora_adapters, sampling_defaults
 
+NAMED = '{"name": "sum", "path": "/l/sum", "base_model_name": "a"}'
 OWN = {"temperature": 0.6, "top_p": 0.95, "eos_token_id": [2, 5], "do_sample": True, "max_new_tokens": 300}
 
 
-def config(folder: Path, *args: str, kind: EngineKind = EngineKind.VLLM) -> Config:
-    return Config(models=(Model(name="m", path=str(folder)),), engine=Engine(kind, args=args))
+def defaults(folder: Path, *args: str) -> dict[str, float]:
+    return sampling_defaults(args, Model(name="m", path=str(folder)))
 
 
 @pytest.fixture
@@ -45,39 +46,61 @@ def model(tmp_path: Path) -> Path:
 def test_arguments_and_the_models_own_file(
     model: Path, args: tuple[str, ...], expected: dict[str, Any]
 ) -> None:
-    assert sampling_defaults(config(model, *args), "m") == expected
+    assert defaults(model, *args) == expected
 
 
 def test_a_folder_of_its_own_caps_every_request(model: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "generation_config.json").write_text('{"max_new_tokens": 32, "presence_penalty": 0.25}')
-    found = sampling_defaults(config(model, "--generation-config", str(other)), "m")
+    found = defaults(model, "--generation-config", str(other))
     assert found == {"max_tokens": 32, "most_tokens": 32, "presence_penalty": 0.25}
 
 
 def test_config_json_where_there_is_no_generation_config(model: Path) -> None:
     (model / "generation_config.json").unlink()
-    assert sampling_defaults(config(model), "m") == {"temperature": 0.1}
+    assert defaults(model) == {"temperature": 0.1}
 
 
 @pytest.mark.parametrize("text", ["[]", "{", '{"temperature": "hot", "top_k": null, "min_p": true}'])
 def test_what_is_no_generation_config_counts_as_empty(model: Path, text: str) -> None:
     (model / "generation_config.json").write_text(text)
-    assert sampling_defaults(config(model), "m") == {}
+    assert defaults(model) == {}
 
 
-def test_no_folder_no_model_and_another_engine(model: Path, tmp_path: Path) -> None:
-    assert sampling_defaults(config(tmp_path / "gone"), "m") == {}
-    assert sampling_defaults(config(model), "other") == {}
-    assert sampling_defaults(config(model, kind=EngineKind.COMMAND), "m") == {}
+def test_no_folder(tmp_path: Path) -> None:
+    assert defaults(tmp_path / "gone") == {}
 
 
 def test_a_pipe_or_an_endless_file_in_the_models_folder_is_not_waited_for(model: Path) -> None:
     """Instances may write to the folder of downloads; root reads it."""
     (model / "generation_config.json").unlink()
     os.mkfifo(model / "generation_config.json")
-    assert sampling_defaults(config(model), "m") == {}
+    assert defaults(model) == {}
     (model / "generation_config.json").unlink()
     (model / "generation_config.json").symlink_to("/dev/zero")
-    assert sampling_defaults(config(model), "m") == {}
+    assert defaults(model) == {}
+
+
+@pytest.mark.parametrize(
+    ("args", "of_a", "alone"),
+    [
+        ((), (), ()),
+        (("--lora-modules", "sql=/l/sql", "tone=/l=t"), (), ("sql", "tone")),
+        (("--enable-lora", "--lora_modules=sql=/l/sql", "--seed", "1"), (), ("sql",)),
+        (("--lora-modules", NAMED, "sql=/l/sql"), ("sum",), ("sum", "sql")),
+        (("--lora-modules", NAMED.replace('"a"', '"alias"')), ("sum",), ("sum",)),
+        (("--lora-modules", NAMED.replace('"a"', '"b"')), (), ()),
+        (
+            ("--lora-modules", "x=/x", "--seed", "1", "--lora-modules", "y=/y"),
+            (),
+            ("y",),
+        ),  # as argparse has it
+        (("--lora-modules", "nonsense", "[1]", "{}", '{"name": "n"}'), (), ("n",)),
+        (("--lora-modules",), (), ()),
+    ],
+)
+def test_lora_adapters(args: tuple[str, ...], of_a: tuple[str, ...], alone: tuple[str, ...]) -> None:
+    a, b = Model(name="a", path="/a", aliases=("alias",)), Model(name="b", path="/b")
+    assert lora_adapters(args, (a, b), a) == of_a
+    assert lora_adapters(args, (a,), a) == alone

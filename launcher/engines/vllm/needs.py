@@ -1,7 +1,7 @@
 """Asks vLLM itself what a model needs, once for each model, and keeps the answers.
 
     question_of --> Answers.get (by digest) --> with_answer --> profile of the plan
-                       ^-- ask: a child process of vLLM's own Python (vllm_needs_program.py)
+                       ^-- ask: a child process of vLLM's own Python (needs_program.py)
 
 The digest is of the description's files, the headers of the weights, the versions of the engine, its arguments and the
 processor's instructions: whatever changes one of these is another question. vLLM imports what it is told to, and code that
@@ -30,9 +30,9 @@ from launcher.base.files import read_own, replace_file, state_folder
 from launcher.base.text import quoted
 from launcher.config.engine_arguments import flag_of, has_flag, merge, value_of
 from launcher.config.schema import Config, EngineKind, Model, Runtime
-from launcher.engines import vllm_needs_program
-from launcher.engines.vllm import KV_SPACE, MODULE_FORM
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm import needs_program
+from launcher.engines.vllm.launch import KV_SPACE, MODULE_FORM
+from launcher.engines.vllm.software import Stack
 from launcher.models.answer import Answer
 from launcher.models.reader import find_model
 from launcher.models.weight_files import header_bytes, read_model_json
@@ -168,7 +168,7 @@ def ask(question: Question, *, limit_s: float, become: Sequence[str] = ()) -> An
         "folder": question.folder, "arguments": question.arguments, "instructions": question.instructions,
         "environment": dict(question.environment), "limit_s": int(limit_s) + 1,
     }  # fmt: skip
-    text = Path(vllm_needs_program.__file__).read_text(encoding="utf-8")
+    text = Path(needs_program.__file__).read_text(encoding="utf-8")
     began = time.monotonic()
     try:
         child = subprocess.Popen(

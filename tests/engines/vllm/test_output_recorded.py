@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from launcher.instances.causes import RULES, Retry
-from launcher.instances.diagnosis import diagnose
+from launcher.engines.causes import Retry
+from launcher.engines.vllm.output import VLLM_LOG
+from launcher.instances.diagnosis import OBSERVED, diagnose
 from launcher.instances.ports import Exit
 from launcher.machine.oom import KernelReport
 
@@ -37,7 +38,7 @@ def kernel_of(file: Path) -> KernelReport:
 def test_the_cause_of_a_recorded_end(file: Path) -> None:
     head, *tail = file.read_text(encoding="utf-8").splitlines()
     name = file.name.split(".")[0]
-    cause = diagnose(ended(head), tail, served="serving" in file.name, kernel=kernel_of(file))
+    cause = diagnose(ended(head), tail, VLLM_LOG, served="serving" in file.name, kernel=kernel_of(file))
     assert cause.name == name, cause
     assert cause.evidence
     assert cause.remedy
@@ -45,11 +46,11 @@ def test_the_cause_of_a_recorded_end(file: Path) -> None:
 
 def test_enough_of_it_is_real() -> None:
     real = {file.name.split(".")[0] for file in FILES}
-    assert len(real & {rule.name for rule in RULES}) >= 12
+    assert len(real & {rule.name for rule in (*VLLM_LOG.causes, *OBSERVED)}) >= 12
 
 
 def test_policies() -> None:
-    policy = {rule.name: rule.retry for rule in RULES}
+    policy = {rule.name: rule.retry for rule in (*VLLM_LOG.causes, *OBSERVED)}
     assert {name for name, retry in policy.items() if retry is Retry.NOW} == {
         "compile-cache-corrupt", "killed-by-operator", "hung",
     }  # fmt: skip

@@ -12,9 +12,10 @@ from launcher.base.address import UnixAddress
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
+from launcher.engines.base import Expected
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.vllm import VllmEngine
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.launch import VllmEngine, expected_of
+from launcher.engines.vllm.software import Stack
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
@@ -214,3 +215,22 @@ def test_an_instance_without_memory_of_its_own_node_is_told_where_to_bind(
     assert engine().launch(remote, 1).env["CPU_VISIBLE_MEMORY_NODES"] == "2"
     both = replace(slot, placement=replace(slot.placement, remote=True, membind=CpuSet.parse("0-2")))
     assert engine().launch(both, 1).env["CPU_VISIBLE_MEMORY_NODES"] == "0,1,2"
+
+
+@pytest.mark.parametrize(
+    ("env", "lists", "libraries"),
+    [
+        ({}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "auto"}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "nobind"}, "", 0),
+        ({"VLLM_CPU_OMP_THREADS_BIND": "0-2|4-6"}, "0-2|4-6", 1),
+        ({"LD_PRELOAD": "/lib/libtcmalloc_minimal.so.4"}, "", 1),
+        ({"LD_PRELOAD": "/lib/libother.so"}, "", 0),
+    ],
+)
+def test_what_a_launch_expects(env: dict[str, str], lists: str, libraries: int) -> None:
+    expected = expected_of(env, binds_memory=True)
+    assert "|".join(map(str, expected.omp_cpus)) == lists
+    assert len(expected.libraries) == libraries
+    assert expected.binds_memory
+    assert expected.while_starting == Expected(binds_memory=True)

@@ -12,8 +12,8 @@ from support.model_folders import model, write_safetensors
 
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime
-from launcher.engines.vllm_needs import Answers, Question, answers_folder, ask, can_be_asked, question_of
-from launcher.engines.vllm_software import Stack
+from launcher.engines.vllm.needs import Answers, Question, answers_folder, ask, can_be_asked, question_of
+from launcher.engines.vllm.software import Stack
 from launcher.models.answer import Answer
 
 FLAGS = frozenset({"avx512f", "avx512_bf16"})

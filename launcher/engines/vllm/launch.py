@@ -1,29 +1,32 @@
-"""vLLM, with ZenTorch where installed: `numactl ... vllm serve ...` and its environment. Pure."""
+"""vLLM, with ZenTorch where installed: `numactl ... vllm serve ...` and its environment."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final
+from pathlib import PurePath
+from typing import Final
 
 from launcher.base.address import UnixAddress
-from launcher.base.errors import LauncherError
+from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
-from launcher.config.engine_arguments import has_flag, json_of, merge, value_of
-from launcher.config.schema import Config, EngineKind, Model
-from launcher.engines.base import Launch, secret_names
+from launcher.config.engine_arguments import has_flag, merge, value_of
+from launcher.config.schema import Model
+from launcher.engines.base import CompileCache, Expected, Launch, Traits, Unwanted, preloaded, secret_names
+from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
-from launcher.engines.vllm_software import (
+from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
+from launcher.engines.vllm.software import (
     AOT_COMPILE_SINCE,
     KV_CACHE_BYTES_SINCE,
     PROMPT_TOKENS_DETAILS_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
     Stack,
 )
-from launcher.models.reader import find_model
-from launcher.models.weight_files import read_model_json
+from launcher.engines.vllm.traits import lora_adapters, sampling_defaults
 from launcher.plan.plan import Slot
 
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
@@ -35,6 +38,29 @@ RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
 RPC_PATH_BYTES: Final = 107 - 1 - 36
 # A comma-separated list of numbers; ranges are not read.
 MEMORY_NODES: Final = "CPU_VISIBLE_MEMORY_NODES"
+BIND: Final = "VLLM_CPU_OMP_THREADS_BIND"
+"""One cpu list for each rank, with | between them; or auto, nobind."""
+EAGER: Final = "--enforce-eager"
+"""Nothing is compiled."""
+COMPILED: Final = "TORCHINDUCTOR_CACHE_DIR"
+CACHE_ROOT: Final = "VLLM_CACHE_ROOT"
+_PRELOAD: Final = "LD_PRELOAD"
+SHUTDOWN: Final = "--shutdown-timeout"
+READY: Final = "VLLM_ENGINE_READY_TIMEOUT_S"
+# Differ between the slots of a model and do not affect what is compiled.
+_OWN: Final = frozenset({CACHE_ROOT, RPC_PATH, COMPILED, BIND, _PRELOAD, READY})
+_OPENMP: Final = frozenset({"libgomp", "libiomp5", "libomp"})
+UNWANTED: Final = (
+    # The plan sets these; inherited ones would silently bind threads elsewhere.
+    Unwanted(re.compile("VLLM_CPU_.*")),
+    # Kubernetes sets it in each pod beside a service named "vllm" (enableServiceLinks), to tcp://IP:PORT; vLLM 0.32 then
+    # ends: "VLLM_PORT appears to be a URI" (vllm/envs.py, get_vllm_port).
+    Unwanted(
+        re.compile("VLLM_PORT"), re.compile("://"),
+        "VLLM_PORT={value} is no port: Kubernetes sets it for a service named 'vllm', and instances do not get it "
+        "(enableServiceLinks: false in the pod)",
+    ),
+)  # fmt: skip
 # Part of supervision.stop_timeout_s that vLLM may use for requests after SIGTERM;
 # in the rest its processes exit before SIGKILL.
 SHUTDOWN_SHARE: Final = 0.5
@@ -53,6 +79,8 @@ class VllmEngine:
     user_env: Mapping[str, str] = field(default_factory=dict)
     ld_preload: str | None = None
     hf_token: str | None = None
+    models: tuple[Model, ...] = ()
+    """All that are configured."""
     local_models: Mapping[str, str] = field(default_factory=dict)
     """`path` of each model that is a directory here, to its absolute path."""
     health_path: str = "/health"
@@ -60,6 +88,10 @@ class VllmEngine:
     ready_timeout_s: float = 1800.0
     tells_cached_tokens: bool = False
     """Responses say how many prompt tokens were in the prefix cache, for the usage ledger."""
+
+    log: EngineLog = VLLM_LOG
+    accelerator: Accelerator | None = ZENTORCH
+    unwanted: tuple[Unwanted, ...] = UNWANTED
 
     @property
     def wants_completion_probe(self) -> bool:
@@ -71,11 +103,20 @@ class VllmEngine:
         address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
         scratch = self._scratch(slot)
         env = self._environment(slot) | ({RPC_PATH: scratch} if scratch else {}) | dict(self.user_env)
-        prefix = self.binding.prefix(slot.placement)
-        argv = (*prefix, *self._serve(slot.model), *self._arguments(slot, address))
+        command = (*self._serve(slot.model), *self._arguments(slot, address))
+        secrets = secret_names(env)
         return Launch(
-            argv=argv, env=env, secrets=secret_names(env), address=address, scratch=scratch, files=slot.files
-        )
+            argv=(*self.binding.prefix(slot.placement), *command), env=env, secrets=secrets, address=address,
+            scratch=scratch, files=slot.files, cache=cache_of(command, env, secrets),
+            expected=expected_of(env, binds_memory=self.binding.is_strict), unwanted=self.unwanted,
+            lenient=frozenset({SHUTDOWN, READY}), planned=frozenset({BIND}),
+        )  # fmt: skip
+
+    def traits(self, model: Model) -> Traits:
+        return Traits(
+            token_ids=True, adapters=lora_adapters(self.args, self.models, model),
+            sampling_defaults=sampling_defaults(self.args, model),
+        )  # fmt: skip
 
     def _scratch(self, slot: Slot) -> str | None:
         """Folder for sockets, which a killed vLLM leaves behind; None if paths are too long, or the operator sets it."""
@@ -107,7 +148,7 @@ class VllmEngine:
             ("--quantization", model.quantization),
             ("--tensor-parallel-size", ranks if ranks > 1 else None),
             ("--kv-cache-memory-bytes", slot.kv_cache_bytes if takes_kv_bytes else None),
-            ("--shutdown-timeout", shutdown_s if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None),
+            (SHUTDOWN, shutdown_s if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None),
         ):
             if value is not None:
                 options.append((flag, str(value)))
@@ -121,12 +162,12 @@ class VllmEngine:
         model, cache = slot.model, f"{self.cache_dir}/{self.stack.fingerprint}/slot{slot.id}"
         omp_cpus = slot.placement.omp_cpus or (slot.placement.cpus,)
         env = {
-            "VLLM_CPU_OMP_THREADS_BIND": "|".join(cpus.format() for cpus in omp_cpus),
+            BIND: "|".join(cpus.format() for cpus in omp_cpus),
             # Instances that share a compile cache corrupt it (vllm#24601, #18851).
-            "VLLM_CACHE_ROOT": f"{cache}/vllm",
-            "TORCHINDUCTOR_CACHE_DIR": f"{cache}/inductor",
+            CACHE_ROOT: f"{cache}/vllm",
+            COMPILED: f"{cache}/inductor",
             # vLLM allows its engine 600 s to load and compile; large models on slow disks need more.
-            "VLLM_ENGINE_READY_TIMEOUT_S": str(max(1, int(self.ready_timeout_s))),
+            READY: str(max(1, int(self.ready_timeout_s))),
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             # Logs crashes in native code: vLLM often sees no exit code of its dead worker.
@@ -136,7 +177,7 @@ class VllmEngine:
             # Without it a worker on a node that it may not take memory of binds to the lowest allowed node, whatever
             # numactl says (vllm/v1/worker/cpu_worker.py, utils/cpu_resource_utils.py, 0.32).
             env[MEMORY_NODES] = ",".join(map(str, slot.placement.membind))
-        if not has_flag(self.args, "--enforce-eager"):
+        if not has_flag(self.args, EAGER):
             env["TORCHINDUCTOR_FREEZING"] = "1"
             # Freezing and AOT compilation exclude each other: "expected OutputCode, got <class 'function'>"
             # (vLLM 0.32, torch 2.13). Can go when vLLM starts with both.
@@ -151,7 +192,7 @@ class VllmEngine:
         if slot.kv_cache_bytes is not None and not self.stack.has(KV_CACHE_BYTES_SINCE):
             env[KV_SPACE] = str(max(1, slot.kv_cache_bytes // GIB))
         if self.ld_preload is not None:
-            env["LD_PRELOAD"] = self.ld_preload
+            env[_PRELOAD] = self.ld_preload
         if model.weight_prepack is not None:
             env["VLLM_ZENTORCH_WEIGHT_PREPACK"] = "1" if model.weight_prepack else "0"
         if model.path in self.local_models:
@@ -161,91 +202,35 @@ class VllmEngine:
         return env
 
 
-# --- The start-up phase of an engine, from its log lines. ---
+def cache_of(
+    command: Sequence[str], env: Mapping[str, str], secrets: frozenset[str] = frozenset()
+) -> CompileCache | None:
+    """The compile cache of a launch; None where its two variables do not point into one slot's folder, as an operator
+    may have set them.
 
-# vLLM 0.32: entrypoints/openai/api_server.py, v1/engine/core.py, model_loader/, cpu_model_runner.py.
-_PHASES: Final = (
-    ("non-default args:", "importing"),
-    ("Initializing a V1 LLM engine", "starting workers"),
-    ("Starting to load model", "loading weights"),
-    ("Loading weights took", "weights loaded"),
-    ("Warming up model for the compilation", "compiling"),
-    ("for KV cache on node", "allocating KV cache"),
-    ("init engine (profile, create kv cache, warmup model) took", "opening the API"),
-    ("Application startup complete", "answering a first completion"),
-)
-
-
-def phase_of(line: str) -> str | None:
-    """The phase that a log line announces, or None."""
-    return next((phase for mark, phase in _PHASES if mark in line), None)
-
-
-# --- Sampling parameters that a vLLM server applies to requests without them. ---
-#
-# vLLM 0.32 (config/model.py, get_diff_sampling_param): `--generation-config` names a folder with generation_config.json,
-# `auto` (the default) is the model's own, `vllm` none; `--override-generation-config` changes single values. vLLM reads
-# config.json where there is no generation_config.json (transformers_utils/config.py, try_get_generation_config).
-
-TAKEN: Final = (
-    "repetition_penalty", "presence_penalty", "frequency_penalty", "temperature", "top_k", "top_p", "min_p",
-    "max_new_tokens",
-)  # fmt: skip
-"""The parameters that vLLM reads from a generation config."""
-
-MOST_TOKENS: Final = "most_tokens"
-"""Name for a limit that no request may exceed (`override_max_tokens` in vLLM's chat_completion/serving.py)."""
-
-_GENERATION: Final = "--generation-config"
-_OVERRIDE: Final = "--override-generation-config"
-
-
-def sampling_defaults(config: Config, model: str) -> dict[str, float]:
-    """vLLM's names (`max_tokens` for `max_new_tokens`) and values; MOST_TOKENS where requests are capped.
-
-    Reads the model's folder. A missing or unreadable file counts as empty: vLLM reports it, or refuses to start."""
-    if config.engine.kind is not EngineKind.VLLM:
-        return {}
-    arguments = config.engine.args
-    source = value_of(arguments, _GENERATION) or "auto"
-    override = json_of(arguments, _OVERRIDE)
-    found = {} if source == "vllm" else _read(_folder(config, model, source))
-    taken = {name: value for name, value in (found | override).items() if name in TAKEN and _is_number(value)}
-    limit = taken.pop("max_new_tokens", None)
-    defaults = dict(taken)
-    if limit is not None:
-        defaults["max_tokens"] = limit
-    cap = limit if source not in {"auto", "vllm"} else override.get("max_new_tokens")
-    if _is_number(cap):
-        defaults[MOST_TOKENS] = cap
-    return defaults
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _folder(config: Config, model: str, source: str) -> Path | None:
-    if source != "auto":
-        path: str | None = source
-    else:
-        own = next((entry.path for entry in config.models if entry.name == model), None)
-        path = value_of(config.engine.args, "--hf-config-path") or own
-    try:
-        return None if path is None else find_model(path)
-    except LauncherError:
+    Its kind is made of vLLM's arguments and settings, and of the number of threads of each rank."""
+    compiled, root = env.get(COMPILED), env.get(CACHE_ROOT)
+    if compiled is None or root is None or PurePath(compiled).parent != PurePath(root).parent:
         return None
+    if not PurePath(compiled).parent.name.startswith("slot"):
+        return None
+    words, given = [], iter(command)
+    for word in given:
+        if word in {"--uds", SHUTDOWN}:
+            next(given, None)
+        else:
+            words.append(word)
+    settings = sorted((k, v) for k, v in env.items() if k not in _OWN and k not in secrets)
+    kind = json.dumps([words, settings, [len(cpus) for cpus in omp_lists(env)]])
+    return CompileCache(compiled, hashlib.sha256(kind.encode()).hexdigest()[:32], EAGER not in command)
 
 
-def _read(folder: Path | None) -> dict[str, Any]:
-    if folder is None:
-        return {}
-    for name in ("generation_config.json", "config.json"):
-        try:
-            parsed = json.loads(read_model_json(folder / name))
-        except FileNotFoundError:
-            continue
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return parsed if isinstance(parsed, dict) else {}
-    return {}
+def omp_lists(env: Mapping[str, str]) -> tuple[CpuSet, ...]:
+    """The cpus of each rank's OpenMP threads; empty where vLLM chooses them."""
+    lists = env.get(BIND, "nobind")
+    return () if lists in {"auto", "nobind"} else tuple(CpuSet.parse(cpus) for cpus in lists.split("|"))
+
+
+def expected_of(env: Mapping[str, str], *, binds_memory: bool) -> Expected:
+    omp = omp_lists(env)
+    return Expected(binds_memory, omp, (*preloaded(env), *((_OPENMP,) if omp else ())))

@@ -1,0 +1,1 @@
+"""vLLM, with ZenTorch where installed."""
