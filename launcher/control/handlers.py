@@ -161,7 +161,8 @@ def number(request: web.Request, name: str, default: str, digits: int = 6) -> in
         or (digits == 6 and int(text) > MAX_TAIL_LINES)
     ):
         raise LauncherError(
-            f"cannot show '{quoted(text, MAX_SHOWN)}' lines: not a number up to {MAX_TAIL_LINES}",
+            f"cannot use {name}='{quoted(text, MAX_SHOWN)}': not a whole number of at most "
+            + (f"{MAX_TAIL_LINES}" if digits == 6 else f"{digits} digits"),
             f"give {name}={default}",
         )
     return int(text)
@@ -369,7 +370,13 @@ class Answers:
         return json_answer(self._slot_status(slot))
 
     def _slot_status(self, slot: int) -> Any:
-        return next(status for status in self._operations.status().slots if status.slot == slot)
+        for status in self._operations.status().slots:
+            if status.slot == slot:
+                return status
+        raise NotFoundError(
+            f"cannot show slot '{slot}': a reload has removed it meanwhile",
+            "`numa-launcher status` shows the slots that there are",
+        )
 
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         slot = slot_of(request)

@@ -235,10 +235,10 @@ class SlotController:
         cause = self.slot_state.last_cause
         if cause is not None and self.slot_state.cause_generation != before.cause_generation:
             self.failures[cause.name] += 1
-        if self._held is not None:
-            self._held.note(self.slot.id, held=self.slot_state.intent is Intent.HOLD)
         for action in actions:
             await self._perform(action)
+        if self._held is not None:
+            await self._held.note(self.slot.id, held=self.slot_state.intent is Intent.HOLD)
         if self.slot_state.state in _WITHOUT_PROCESS:
             self._monitor = self._monitor_of(Instance())
         self.steps += 1

@@ -47,6 +47,8 @@ START_S: Final = 60.0
 # For processes of a killed shim to end after SIGKILL; one that takes longer sleeps in the kernel.
 SWEEP_S: Final = 10.0
 SWEEP_POLL_S: Final = 0.02
+# Between two looks for the main process of a container that starts: each reads the environments of all processes.
+FIND_S: Final = 0.5
 # Between two looks whether a shim that was told to kill its instance can obey.
 OBEYS_S: Final = 0.5
 # Meant for the daemon only (sd_notify(3), sd_listen_fds(3)): children must not inherit it.
@@ -99,15 +101,22 @@ class DirectProcess:
         self._ended = ended
         self._obeys: asyncio.TimerHandle | None = None
         """The next look whether the shim can obey."""
-        self._inside = inside
-        """The mark of the container until its main process is found; `pid` is that of the client."""
+        self._finding = (
+            None if inside is None else asyncio.create_task(self._find(inside), name="main process")
+        )
+        """Until a container's main process is found, `pid` is that of the client."""
 
     @property
     def pid(self) -> int:
-        with contextlib.suppress(OSError):  # no descriptor to read /proc with
-            if self._inside is not None and (found := container_processes.main_pid(self._inside)) is not None:
-                self._pid, self._inside = found, None
         return self._pid
+
+    async def _find(self, mark: bytes) -> None:
+        while not self._ended.done():
+            with contextlib.suppress(OSError):  # no descriptor to read /proc with
+                if (found := await asyncio.to_thread(container_processes.main_pid, mark)) is not None:
+                    self._pid = found
+                    return
+            await asyncio.sleep(FIND_S)
 
     async def wait(self) -> Exit:
         return await asyncio.shield(self._ended)

@@ -61,7 +61,7 @@ class UnitAdoption:
         except BusError as error:
             raise cannot_reach(error) from error
         for slot in [slot for slot in self._state.records if self._frame.unit(slot) not in found]:
-            self._state.forget(slot)
+            await self._state.forget(slot)
         return {slot: adopted for slot, adopted in judged if adopted is not None}
 
     async def _judge(
@@ -93,7 +93,7 @@ class UnitAdoption:
         return slot, None
 
     async def _adopt(self, slot: int, unit: str, record: Record, facts: UnitFacts, launch: Launch) -> Adopted:
-        self._state.remember(record.with_unit(facts.main_pid, facts.invocation, facts.started_s))
+        await self._state.remember(record.with_unit(facts.main_pid, facts.invocation, facts.started_s))
         heard: list[Line] = []
         hearing: list[Callable[[Line], None]] = [heard.append]
 
@@ -203,10 +203,10 @@ class SystemdSpawner:
         secret = secret_names(env) | launch.secrets
         secrets = {name: env.pop(name) for name in sorted(secret & env.keys())}
         record = Record.of(slot, generation, unit, digested, launch)
-        self._state.remember(record)
+        await self._state.remember(record)
         _ = self._units.listen(unit, lambda line: on_line(line.text))
         try:
-            with self._state.secrets(slot, secrets) as secrets_file:
+            async with self._state.secrets(slot, secrets) as secrets_file:
                 facts = await self._units.start(
                     unit,
                     properties(
@@ -216,9 +216,9 @@ class SystemdSpawner:
                 )  # fmt: skip
         except BaseException:
             self._units.unlisten(unit)
-            self._state.forget(slot)
+            await self._state.forget(slot)
             raise
-        self._state.remember(record.with_unit(facts.main_pid, facts.invocation, facts.started_s))
+        await self._state.remember(record.with_unit(facts.main_pid, facts.invocation, facts.started_s))
         return self._units.process_of(slot, unit, facts, launch.address, on_line)
 
     def _prepare_socket(self, path: Path) -> None:

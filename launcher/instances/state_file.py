@@ -5,12 +5,14 @@ The file is replaced as a whole: a daemon that is killed meanwhile leaves the ol
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Final, Self
 
@@ -73,27 +75,30 @@ class _File(msgspec.Struct, kw_only=True):
 
 
 class StateFile:
-    """The records of all slots, in memory and on disk."""
+    """The records of all slots, in memory and on disk. The disk is written in threads: it may stall."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._records = _load(path)
+        self._lock = threading.Lock()
+        """One thread at a time writes; what it writes is the newest."""
 
     @property
     def records(self) -> Mapping[int, Record]:
         return self._records
 
-    def put(self, record: Record) -> None:
+    async def put(self, record: Record) -> None:
         self._records[record.slot] = record
-        self._save()
+        await asyncio.to_thread(self._save)
 
-    def remove(self, slot: int) -> None:
+    async def remove(self, slot: int) -> None:
         if self._records.pop(slot, None) is not None:
-            self._save()
+            await asyncio.to_thread(self._save)
 
     def _save(self) -> None:
-        body = msgspec.json.encode(_File(version=VERSION, instances=tuple(self._records.values())))
-        replace_file(self.path, msgspec.json.format(body) + b"\n")
+        with self._lock:
+            body = msgspec.json.encode(_File(version=VERSION, instances=tuple(self._records.values())))
+            replace_file(self.path, msgspec.json.format(body) + b"\n")
 
 
 def _load(path: Path) -> dict[int, Record]:
@@ -149,30 +154,30 @@ class StateFolder:
     def records(self) -> Mapping[int, Record]:
         return self._file.records
 
-    def remember(self, record: Record) -> None:
+    async def remember(self, record: Record) -> None:
         """Record a running instance; if it can't be written now, it is written with the next one."""
         try:
-            self._file.put(record)
+            await self._file.put(record)
         except OSError as error:
             log.warning(
                 "cannot write '%s': %s; a daemon that starts now would restart slot %d",
                 self._file.path, reason(error), record.slot, extra={"slot": record.slot},
             )  # fmt: skip
 
-    def forget(self, slot: int) -> None:
+    async def forget(self, slot: int) -> None:
         try:
-            self._file.remove(slot)
+            await self._file.remove(slot)
         except OSError as error:  # harmless: a record is compared with its unit before an adoption
             log.warning("cannot write '%s': %s", self._file.path, reason(error))
 
-    @contextlib.contextmanager
-    def secrets(self, slot: int, values: Mapping[str, str]) -> Iterator[str | None]:
+    @contextlib.asynccontextmanager
+    async def secrets(self, slot: int, values: Mapping[str, str]) -> AsyncIterator[str | None]:
         """An EnvironmentFile= with `values` until systemd has read it; None without values. Raises OSError."""
         if not values:
             yield None
             return
         path = self.path / f"slot{slot}.env"
-        replace_file(path, secrets_text(values))
+        await asyncio.to_thread(replace_file, path, secrets_text(values))
         try:
             yield str(path)
         finally:
@@ -187,6 +192,7 @@ class HeldFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = threading.Lock()
         self.lost = ""
         """Why the file of an earlier daemon could not be read; empty where it could, or none is there."""
         try:
@@ -203,7 +209,7 @@ class HeldFile:
     def slots(self) -> frozenset[int]:
         return self._slots
 
-    def note(self, slot: int, *, held: bool) -> None:
+    async def note(self, slot: int, *, held: bool) -> None:
         """Record whether a slot is held. A file that can't be written is only logged."""
         self.lost = ""  # an operator holds or releases: the file is written again
         slots = self._slots | {slot} if held else self._slots - {slot}
@@ -211,15 +217,19 @@ class HeldFile:
             return
         self._slots = slots
         try:
-            if slots:
-                replace_file(self._path, json.dumps(sorted(slots)).encode("ascii"))
-            else:
-                self._path.unlink(missing_ok=True)
+            await asyncio.to_thread(self._save)
         except OSError as error:
             log.warning(
                 "slot %d: cannot write '%s': %s; the next daemon will not know that it is %sheld",
                 slot, self._path, reason(error), "" if held else "no longer ", extra={"slot": slot},
             )  # fmt: skip
+
+    def _save(self) -> None:
+        with self._lock:
+            if self._slots:
+                replace_file(self._path, json.dumps(sorted(self._slots)).encode("ascii"))
+            else:
+                self._path.unlink(missing_ok=True)
 
 
 def _load_held(path: Path) -> frozenset[int]:

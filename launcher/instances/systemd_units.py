@@ -217,7 +217,7 @@ class Units:
 
     async def forget(self, slot: int, unit: str) -> None:
         await self.systemd.forget(unit)
-        self._state.forget(slot)
+        await self._state.forget(slot)
 
     async def stop(self, slot: int, unit: str) -> None:
         """Stop a unit and wait for its end. A refusal is only logged: the next start in the slot fails with it."""

@@ -108,6 +108,23 @@ async def test_verify(http: aiohttp.ClientSession, operations: FakeOperations) -
     assert (code, slot["verified"]["ok"], operations.verified) == (200, True, [0])
 
 
+async def test_a_slot_that_a_reload_removes_while_it_is_verified(
+    http: aiohttp.ClientSession, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A verification may take minutes; its slot may be gone then."""
+
+    async def gone(_slot: int) -> None:
+        status = operations.status()
+        monkeypatch.setattr(operations, "status", lambda: replace(status, slots=status.slots[1:]))
+
+    monkeypatch.setattr(operations, "verify", gone)
+    code, body = await asked(http, "POST", "/v1/slots/0/verify")
+    assert (code, body["error"]["message"]) == (
+        404,
+        "cannot show slot '0': a reload has removed it meanwhile",
+    )
+
+
 @pytest.mark.parametrize(
     ("method", "where", "code", "message"),
     [
@@ -119,12 +136,12 @@ async def test_verify(http: aiohttp.ClientSession, operations: FakeOperations) -
         ("POST", "/v1/slots/9/verify", 404, "cannot use slot '9': no such slot"),
         ("GET", "/v1/slots/9/logs", 404, "cannot use slot '9': no such slot"),
         ("GET", "/v1/slots/9/logs?follow=1", 404, "cannot use slot '9': no such slot"),
-        ("GET", "/v1/slots/0/logs?tail=many", 400, "cannot show 'many' lines: not a number up to 100000"),
-        ("GET", "/v1/slots/0/logs?tail=100001", 400, "cannot show '100001' lines: not a number up to 100000"),
-        ("GET", "/v1/slots/0/logs?tail=" + "9" * 5000, 400, "cannot show '9999"),
+        ("GET", "/v1/slots/0/logs?tail=many", 400, "cannot use tail='many': not a whole number of at most 100000"),
+        ("GET", "/v1/slots/0/logs?tail=100001", 400, "cannot use tail='100001': not a whole number of at most 100000"),
+        ("GET", "/v1/slots/0/logs?tail=" + "9" * 5000, 400, "cannot use tail='9999"),
         ("GET", "/v1/history?span=2h", 400, "cannot show the history of '2h': no such span"),
         ("GET", "/v1/history?slots=x", 400, "cannot show the history of slots 'x'"),
-        ("GET", "/v1/history?after=-1", 400, "cannot show '-1' lines"),
+        ("GET", "/v1/history?after=-1", 400, "cannot use after='-1': not a whole number of at most "),
         ("GET", "/v1/slots/0/stop", 405, "cannot answer GET /v1/slots/0/stop: Method Not Allowed"),
         ("GET", "/nowhere", 404, "cannot answer GET /nowhere: Not Found"),
     ],

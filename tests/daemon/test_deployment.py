@@ -148,10 +148,10 @@ def test_a_class_without_a_kernel_is_found(tmp_path: Path, monkeypatch: pytest.M
     assert plan.needs[0].sources == ("config", "assumed", "engine")
 
 
-def test_instances_of_an_earlier_daemon_do_not_wait_for_an_answer(tmp_path: Path) -> None:
+async def test_instances_of_an_earlier_daemon_do_not_wait_for_an_answer(tmp_path: Path) -> None:
     config = Config(models=MODELS, control=Control(socket=str(tmp_path / "c.sock")))
     records = StateFile(tmp_path / "c.state" / "instances.json")
-    records.put(Record(slot=0, generation=1, unit="u", digest="d"))
+    await records.put(Record(slot=0, generation=1, unit="u", digest="d"))
     assert asking_at_start(config) == NOT_ASKING
 
 

@@ -653,19 +653,21 @@ async def test_a_held_slot_is_held_by_the_next_daemon_too(tmp_path: Path) -> Non
         await asyncio.wait({task})
 
 
-def test_what_is_no_list_of_slots_holds_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_no_list_of_slots_holds_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "x").write_text("{not json")
     held = HeldFile(tmp_path / "x")
     assert held.slots == frozenset()
     (tmp_path / "file").write_text("")
     lost = HeldFile(tmp_path / "file" / "c.held")
-    lost.note(3, held=True)
+    await lost.note(3, held=True)
     assert lost.slots == {3}
     assert "slot 3: cannot write" in caplog.text
     assert "the next daemon will not know that it is held" in caplog.text
 
 
-def test_a_hold_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hold_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """In the log and by `status`, until an operator holds or releases a slot: the file is whole then."""
     path = tmp_path / "c.held"
     assert HeldFile(path).lost == ""
@@ -677,7 +679,7 @@ def test_a_hold_that_cannot_be_read_is_said(tmp_path: Path, caplog: pytest.LogCa
         assert held.lost in caplog.text
     supervisor = SeveralSlots(held=held).build()
     assert supervisor.warnings == (held.lost,)
-    held.note(2, held=True)
+    await held.note(2, held=True)
     assert supervisor.warnings == ()
     assert HeldFile(path).slots == {2}
     path.unlink()

@@ -111,7 +111,7 @@ async def left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator
     for slot, word in ((0, "as planned"), (1, "otherwise")):
         what = launch(1, word)
         systemd.units[FRAME.unit(slot)] = running(slot, what)
-        spawner._state.remember(
+        await spawner._state.remember(
             Record(
                 slot=slot, generation=1, unit=FRAME.unit(slot), digest=digest(what), port=1, invocation="ab"
             )

@@ -22,21 +22,21 @@ LAUNCH = Launch(
 )
 
 
-def test_the_next_daemon_reads_the_file(tmp_path: Path) -> None:
+async def test_the_next_daemon_reads_the_file(tmp_path: Path) -> None:
     path = tmp_path / "state" / "instances.json"
     first = StateFile(path)
-    first.put(ONE)
-    first.put(TWO)
+    await first.put(ONE)
+    await first.put(TWO)
     assert StateFile(path).records == {0: ONE, 1: TWO}
-    first.remove(0)
-    first.remove(0)
+    await first.remove(0)
+    await first.remove(0)
     assert StateFile(path).records == {1: TWO}
     assert (ONE.address, TWO.address) == (UnixAddress("/run/s"), TcpAddress("127.0.0.1", 4000))
 
 
-def test_only_its_user_may_read_it(tmp_path: Path) -> None:
+async def test_only_its_user_may_read_it(tmp_path: Path) -> None:
     path = tmp_path / "state" / "instances.json"
-    StateFile(path).put(ONE)
+    await StateFile(path).put(ONE)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
