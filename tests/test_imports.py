@@ -23,8 +23,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"base"},
     "models": {"base"},
     "telemetry": {"base"},
-    "plan": {"base", "config.engine_arguments", "config.schema", "machine.topology", "models"},
-    "engines": {"base", "config.engine_arguments", "config.schema", "models", "plan.plan"},
+    "plan": {"base", "config.schema", "machine.topology", "models"},
+    "engines": {
+        "base", "config.engine_arguments", "config.schema", "machine.topology", "models", "plan.plan", "plan.rules_host",
+    },
     "instances": {
         "base", "config.schema", "engines", "machine", "models.identity", "plan.plan", "telemetry.engine_metrics",
     },

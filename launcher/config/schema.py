@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import field
 
+from launcher.base.errors import LauncherError
+from launcher.base.text import parse_size
 from launcher.config.proxy_schema import Overflow, Proxy
 from launcher.config.usage_schema import Audit, Cost, Price, Reference, Telemetry, Usage
 from launcher.config.values import (
@@ -181,6 +183,15 @@ class Memory(Section, frozen=True):
             'Memory of one instance besides weights and KV cache (three processes, compiler): a size, or "auto".'
         ),
     ] = "auto"
+
+    def size_of(self, key: str) -> int:
+        """Bytes of a size among these. Raises LauncherError."""
+        try:
+            return parse_size(getattr(self, key))
+        except ValueError as error:
+            raise LauncherError(
+                f"cannot use memory.{key}: {error}", f'set memory.{key} to "auto" or a size'
+            ) from None
 
 
 class Control(Section, frozen=True):

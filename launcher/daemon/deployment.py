@@ -24,7 +24,9 @@ from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Engine, Launch
 from launcher.engines.command import placeholders
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.select import make_engine
+from launcher.engines.select import make_engine, planning_of
+from launcher.engines.vllm.rules_model import WEIGHT_PREPACK
+from launcher.engines.vllm.settings import dtype_of
 from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, Stack
 from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
@@ -36,8 +38,6 @@ from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import Facts, Plan, Slot
 from launcher.plan.plan_text import plan_json
 from launcher.plan.planner import make_plan
-from launcher.plan.rules_model import WEIGHT_PREPACK
-from launcher.plan.serving import dtype_of
 
 if TYPE_CHECKING:
     from launcher.plan.comparison import Column
@@ -240,17 +240,24 @@ def instances_slice(config: Config) -> str | None:
 
 def deploy(config: Config, host: Host) -> Deployment:
     """Plan. The plan of another machine is as it would be with numactl and the engine in its PATH. Raises LauncherError."""
-    topology, stack = host.topology, host.stack
+    topology, stack, planning = host.topology, host.stack, planning_of(config.engine.kind)
     zone_of(config.usage.zone)
     if host.here:
         from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
 
-        plan = make_plan(topology, config, host.profiles, _facts(stack, config), cpus_only=host.cpus_only)
+        plan = make_plan(
+            topology,
+            config,
+            host.profiles,
+            _facts(stack, config),
+            planning=planning,
+            cpus_only=host.cpus_only,
+        )
         cpus = CpuSet(cpu for slot in plan.slots for cpu in slot.placement.cpus) or topology.allowed
         nodes = CpuSet(node for slot in plan.slots for node in slot.placement.membind)
         binding = probe_binding(config.engine, cpus, nodes)
     else:
-        plan = make_plan(topology, config, host.profiles, cpus_only=host.cpus_only)
+        plan = make_plan(topology, config, host.profiles, planning=planning, cpus_only=host.cpus_only)
         binding = _binding_elsewhere(config.engine)
     slots = tuple(replace(slot, files=host.files.get(slot.model.name)) for slot in plan.slots)
     plan = replace(plan, slots=slots)
@@ -295,7 +302,8 @@ def compare_strategies(
     topology = sysfs.read(slice_name=instances_slice(config)) if machine is None else machine
     profiles = {} if cpus_only else read_profiles(config)
     profiles = with_answers(config, profiles, _stack_here(config, NOT_ASKING), topology.cpu.flags, NOT_ASKING)
-    return compare(topology, config, profiles, cpus_only=cpus_only)
+    planning = planning_of(config.engine.kind)
+    return compare(topology, config, profiles, planning=planning, cpus_only=cpus_only)
 
 
 def _drawn_slot(slot: Slot, config: Config) -> DrawnSlot:

@@ -9,11 +9,19 @@ from typing import Final
 
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.errors import LauncherError
-from launcher.config.schema import Model
+from launcher.config.schema import Config, Model
+from launcher.engines import llama_server
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.log import PLAIN_LOG, Accelerator, EngineLog
 from launcher.engines.numactl import Binding
-from launcher.plan.plan import Slot
+from launcher.machine.topology import CpuInfo
+from launcher.models.profile import ModelProfile
+from launcher.plan.plan import (
+    DEFAULT_MAX_MODEL_LEN,
+    EffectiveConfig,
+    Planning,
+    Slot,
+)
 
 LOOPBACK: Final = "127.0.0.1"
 PLACEHOLDERS: Final = ("uds", "port", "cpus", "threads", "slot", "model", "name")
@@ -103,3 +111,27 @@ class CommandEngine:
         if "uds" in placeholders(self.template):
             return UnixAddress(f"{self.socket_dir}/slot{slot}-{generation}.sock")
         return TcpAddress(LOOPBACK, self.free_port())
+
+
+def effective_config(
+    model: Model, config: Config, profile: ModelProfile, _cpu: CpuInfo | None = None
+) -> EffectiveConfig:
+    """[[models]]; and no more requests at once than a llama-server is told to compute."""
+    engine, length, step = (
+        config.engine,
+        model.max_model_len or profile.max_model_len,
+        model.max_num_batched_tokens,
+    )
+    told = llama_server.slots_of((*engine.command, *engine.args), engine.env)
+    seqs = model.max_num_seqs if told is None else min(told, model.max_num_seqs)
+    return EffectiveConfig(
+        name=model.name, dtype=model.dtype, quantization=model.quantization,
+        tensor_parallel_size=model.tensor_parallel_size, max_model_len=length, max_num_seqs=seqs,
+        max_num_batched_tokens=step, step_tokens=step or seqs * (length or DEFAULT_MAX_MODEL_LEN),
+        block_size=model.block_size or 1, kv_cache_dtype=None, kv_element_bytes=profile.kv_element_bytes, kv_bytes=None,
+        kv_source="the engine's own", eager=False, hybrid=True,
+    )  # fmt: skip
+
+
+PLANNING: Final = Planning(settings=effective_config, rules=llama_server.RULES)
+"""A server that only its command describes."""

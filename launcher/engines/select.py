@@ -10,12 +10,15 @@ from typing import Final, assert_never
 
 from launcher.base.errors import LauncherError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
+from launcher.engines import command
 from launcher.engines.base import Engine
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.vllm import planning as vllm
 from launcher.engines.vllm.launch import VllmEngine
 from launcher.engines.vllm.software import Stack
+from launcher.plan.plan import Planning
 
 # sockaddr_un.sun_path is 108 bytes with its NUL.
 MAX_SOCKET_PATH: Final = 107
@@ -35,6 +38,17 @@ def make_engine(
     if config.engine.runtime is Runtime.HOST:
         return engine
     return ContainedEngine(engine, _wrapping(config, stack, binding, socket_dir))
+
+
+def planning_of(kind: EngineKind) -> Planning:
+    """What planning asks of the engines of a kind."""
+    match kind:
+        case EngineKind.VLLM:
+            return vllm.PLANNING
+        case EngineKind.COMMAND:
+            return command.PLANNING
+        case _:
+            assert_never(kind)
 
 
 def _make_bare(

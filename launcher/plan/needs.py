@@ -1,46 +1,16 @@
-"""The needs of each model as the plan reads them from its files: shapes, lengths, bytes, and the sources of these. Pure."""
+"""The needs of each model, as JSON and text. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Final
 
 from launcher.base.text import format_size
 from launcher.models.layers import KvLayers, LayerKind
-from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.plan.memory import pool_for, request_bytes
-from launcher.plan.plan import EffectiveConfig, ModelNeeds
+from launcher.plan.plan import ModelNeeds
 
 LATENT: Final = "latent"
 """The kind of full layers that keep one latent of a token instead of keys and values."""
-
-
-def needs_of(
-    models: Iterable[EffectiveConfig], profiles: Mapping[str, ModelProfile]
-) -> tuple[ModelNeeds, ...]:
-    """One entry for each model with a known profile."""
-    return tuple(
-        _needs(model, profile) for model in models if (profile := profiles.get(model.name, UNKNOWN)).known
-    )
-
-
-def _needs(model: EffectiveConfig, profile: ModelProfile) -> ModelNeeds:
-    ranks, layers = model.tensor_parallel_size, profile.kv_layers
-    pool = pool_for(profile, model, ranks)
-    per_token = profile.kv_bytes_per_token or 0
-    return ModelNeeds(
-        name=model.name,
-        heads=profile.num_attention_heads,
-        latent=profile.mla,
-        quantization=model.quantization or profile.quantization,
-        max_model_len=model.planned_len,
-        kv_bytes_per_token=per_token * model.kv_element_bytes // profile.kv_element_bytes,
-        state_bytes=sum(its.count * its.state_bytes for its in layers),
-        request_bytes=request_bytes(profile, model, ranks, pool) * ranks,
-        weights_bytes=profile.weights_bytes or 0,
-        layers=layers,
-        sources=profile.sources,
-    )
 
 
 def needs_json(its: ModelNeeds) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model, Strategy
-from launcher.machine.topology import Topology
+from launcher.machine.topology import CpuInfo, Topology
 from launcher.models.identity import ModelFiles
 from launcher.models.layers import KvLayers
 from launcher.models.profile import UNKNOWN, ModelProfile
@@ -41,7 +41,7 @@ class EffectiveConfig:
     """What the instances of one model run with: [[models]] and [memory], where engine.args and engine.env do not
     override them.
 
-    Decided once, by planning.serving.effective_config. Planner, findings, proxy, tuner, rollout and status read it;
+    Decided once, by the engine's `Planning.settings`. Planner, findings, proxy, tuner, rollout and status read it;
     none of them reads a limit or a type from [[models]] or engine.args."""
 
     name: str
@@ -158,6 +158,39 @@ class LedgerRow:
     @property
     def planned_bytes(self) -> int:
         return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.kv_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Memory that each rank of a slot needs, and the nodes of the ranks."""
+
+    slot: Slot
+    nodes: tuple[int, ...]
+    """Node of each rank; a node appears once for each rank on it."""
+    weights_bytes: int = 0
+    """Of one rank."""
+    peak_bytes: int = 0
+    """Of one rank: temporary memory for converting the weights."""
+    overhead_bytes: int = 0
+    """Of the whole instance, charged to its first node."""
+    page_cache_bytes: int = 0
+    """Of the weight files, shared by the instances of a node."""
+    need_bytes: int = 0
+    """KV of one request of max_model_len, on one rank."""
+    cap_bytes: int = 0
+    """KV of max_num_seqs such requests, on one rank."""
+    given_bytes: int | None = None
+    """The explicit kv_cache; None for "auto"."""
+    known: bool = True
+    """The model's files could be read."""
+    guessed: bool = False
+    """The KV of a token is a guess: sizes that the model's files do not give."""
+    unknown_why: str = ""
+    """The reason why the figures are not known."""
+    step_bytes: int = 1
+    """An automatic KV cache is a multiple of this."""
+    sources: tuple[tuple[str, str], ...] = ()
+    """Sources of the figures: weights, peak, overhead, page cache, KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,3 +320,20 @@ class Subject:
 
 
 Rule = Callable[[Subject], Iterator[Finding]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planning:
+    """What planning asks of an engine; pure functions."""
+
+    settings: Callable[[Model, Config, ModelProfile, CpuInfo | None], EffectiveConfig]
+    """What instances of a model run with. Raises LauncherError for arguments that cannot be used."""
+    rules: tuple[Rule, ...]
+    """Those about this engine, in their order, beside those about any plan."""
+    binds_itself: bool = False
+    """Each of its ranks takes memory of one node only, whatever it is bound to."""
+    demand: Callable[[Slot, tuple[int, ...], Config, ModelProfile, Facts], Demand] | None = None
+    """The memory of one slot, by the memory node of each rank. Raises LauncherError for a size that cannot be read. None for
+    an engine that is not told how much memory it takes: nothing is planned then."""
+    needs: Callable[[EffectiveConfig, ModelProfile], ModelNeeds] | None = None
+    """The needs of a model whose files are known."""

@@ -7,33 +7,29 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-import msgspec
-
 from launcher.base.cpuset import CpuSet
-from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Core, Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.memory import fill_memory
-from launcher.plan.needs import needs_of
 from launcher.plan.plan import (
     NO_FACTS,
     Accepts,
     EffectiveConfig,
     Facts,
     Finding,
+    ModelNeeds,
     Placement,
     Plan,
-    Rule,
+    Planning,
     Slot,
     Subject,
     untried,
     violation,
     warning,
 )
-from launcher.plan.rules_host import COMMAND_RULES, HOST_RULES, SECRETS_RULES
-from launcher.plan.rules_model import MODEL_RULES, ZENTORCH_RULES
-from launcher.plan.rules_placement import BINDING_RULES, PLACEMENT_RULES
-from launcher.plan.serving import effective_config
+from launcher.plan.rules_host import SECRETS_RULES
+from launcher.plan.rules_placement import PLACEMENT_RULES
 from launcher.plan.strategies import Cut, CutError, cutter, kinds_of, runs
 from launcher.plan.zones import (
     Part,
@@ -48,10 +44,7 @@ from launcher.plan.zones import (
 
 # --- Checks a plan against the engine's actual behaviour: a table of small rules. ---
 #
-# Each rule is a generator of findings about the finished plan. Rules about vLLM are skipped for engine.kind
-# "command", and vice versa. A rule whose fact is unknown (facts.py) is skipped.
-
-VLLM_RULES: Final[tuple[Rule, ...]] = BINDING_RULES + MODEL_RULES + ZENTORCH_RULES + HOST_RULES
+# Each rule is a generator of findings about the finished plan. A rule whose fact is unknown (Facts) is skipped.
 
 
 def lint(
@@ -61,15 +54,12 @@ def lint(
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
     *,
+    planning: Planning,
     accepts: Accepts = untried,
 ) -> tuple[Finding, ...]:
-    """Findings of all applicable rules, in the order of the table."""
+    """Findings of all applicable rules, in the order of the tables."""
     subject = Subject(plan, topology, config, profiles, facts, accepts)
-    rules = (
-        SECRETS_RULES
-        + PLACEMENT_RULES
-        + (VLLM_RULES if config.engine.kind is EngineKind.VLLM else COMMAND_RULES)
-    )
+    rules = SECRETS_RULES + PLACEMENT_RULES + planning.rules
     return tuple(finding for rule in rules for finding in rule(subject))
 
 
@@ -84,11 +74,12 @@ def make_plan(
     profiles: Mapping[str, ModelProfile],
     facts: Facts = NO_FACTS,
     *,
+    planning: Planning,
     cpus_only: bool = False,
     advise: bool = True,
 ) -> Plan:
     """The plan. `profiles` by model name: the memory of a model without one cannot be checked. `facts` describes the
-    host and the engine's software; unknown facts are not judged.
+    host and the engine's software; unknown facts are not judged. `planning` is the configured engine's.
 
     `cpus_only` plans no memory, with a finding that says so: for trying layouts without a model. `advise` tries
     other configurations for remedies.
@@ -107,16 +98,18 @@ def make_plan(
     machine = topology
 
     def accepts(other: Config) -> bool:
-        return (
-            advise
-            and not make_plan(machine, other, profiles, facts, cpus_only=cpus_only, advise=False).violations
+        if not advise:
+            return False
+        tried = make_plan(
+            machine, other, profiles, facts, planning=planning, cpus_only=cpus_only, advise=False
         )
+        return not tried.violations
 
     if config.layout.cpus is not None:
         topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
     cores = usable_cores(topology)
     models = tuple(
-        effective_config(model, config, profiles.get(model.name, UNKNOWN), topology.cpu)
+        planning.settings(model, config, profiles.get(model.name, UNKNOWN), topology.cpu)
         for model in config.models
     )
     reserved, cores = _divide(cores, topology, config, models, findings)
@@ -127,25 +120,36 @@ def make_plan(
     targets = memory_nodes(topology, (part for zone in zones for part in zone.parts))
     placed: list[tuple[int, Placement]] = []
     for zone in zones:
-        placed.extend(_place(zone, topology, config, models, findings, targets=targets))
+        placed.extend(_place(zone, topology, config, models, findings, targets=targets, planning=planning))
     placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
     slots = tuple(
         Slot(i, config.models[model], models[model], placement, kv_cache_bytes=None)
         for i, (model, placement) in enumerate(placed)
     )
-    asks = _without_memory(config) if cpus_only else config
-    slots, ledger, memory_findings = fill_memory(topology, asks, slots, profiles, facts, accepts=accepts)
+    slots, ledger, memory_findings = fill_memory(
+        topology, config, slots, profiles, facts, planning=None if cpus_only else planning, accepts=accepts
+    )
     if cpus_only:
         findings.append(_MEMORY_NOT_PLANNED)
     reserved_cpus = _union(core.cpus for core in reserved)
     plan = Plan(
         strategy=config.layout.strategy, slots=slots, reserved=reserved_cpus,
         usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
-        models=models, needs=needs_of(models, profiles),
+        models=models, needs=tuple(_needs(planning, models, profiles)),
     )  # fmt: skip
-    return replace(
-        plan, findings=(*plan.findings, *lint(plan, topology, config, profiles, facts, accepts=accepts))
-    )
+    found = lint(plan, topology, config, profiles, facts, planning=planning, accepts=accepts)
+    return replace(plan, findings=(*plan.findings, *found))
+
+
+def _needs(
+    planning: Planning, models: Iterable[EffectiveConfig], profiles: Mapping[str, ModelProfile]
+) -> Iterator[ModelNeeds]:
+    """Of each model with a known profile."""
+    if (needs_of := planning.needs) is None:
+        return
+    for model in models:
+        if (profile := profiles.get(model.name, UNKNOWN)).known:
+            yield needs_of(model, profile)
 
 
 def _divide(
@@ -184,12 +188,6 @@ def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topo
     return replace(topology, allowed=topology.allowed & wanted)
 
 
-def _without_memory(config: Config) -> Config:
-    return msgspec.structs.replace(
-        config, engine=msgspec.structs.replace(config.engine, kind=EngineKind.COMMAND)
-    )
-
-
 _MEMORY_NOT_PLANNED: Final = warning(
     "memory-not-planned",
     "no model given: this plan covers cpus only, memory was not checked",
@@ -205,6 +203,7 @@ def _place(
     findings: list[Finding],
     *,
     targets: Mapping[int, int | None],
+    planning: Planning,
 ) -> list[tuple[int, Placement]]:
     ranks = max((models[model].tensor_parallel_size for model in zone.models), default=1)
     # With more than 4 cpus one core is no rank's.
@@ -224,7 +223,7 @@ def _place(
                     socket=cores[0].key.socket,
                     node=node if topology.has_numa else None,
                     cpus=_cpus(cores, use_smt=config.layout.use_smt),
-                    membind=_membind(nodes, topology, targets, findings, config.engine.kind),
+                    membind=_membind(nodes, topology, targets, findings, alone=planning.binds_itself),
                     omp_cpus=omp,
                     remote=topology.has_numa and any(targets[its] != its for its in nodes),
                 ),
@@ -312,10 +311,11 @@ def _membind(
     topology: Topology,
     targets: Mapping[int, int | None],
     findings: list[Finding],
-    engine: EngineKind,
+    *,
+    alone: bool,
 ) -> CpuSet:
     """The memory nodes for cores of `nodes`: each node itself, or the one that `memory_nodes` found; all nodes that the
-    kernel emulates with it, but for vLLM, which binds itself to one."""
+    kernel emulates with it, but for an engine that binds itself to one (`alone`)."""
     if not topology.has_numa:
         return CpuSet()
     bound: set[int] = set()
@@ -340,7 +340,7 @@ def _membind(
             finding = None
         if target is not None:
             bound.add(target)
-            if engine is EngineKind.COMMAND:
+            if not alone:
                 bound |= set(topology.emulated_with(target) & topology.allowed_nodes)
         if finding is not None and finding not in findings:
             findings.append(finding)

@@ -20,15 +20,15 @@ from typing import Any
 
 import psutil
 import pytest
+from support.plans import make_plan
 
 from launcher.base.text import GIB, MIB
 from launcher.config.schema import Config, Engine, Layout, Memory, Model
 from launcher.engines import tiny_model
+from launcher.engines.vllm.demand import pool_for
+from launcher.engines.vllm.settings import effective_config
 from launcher.machine.sysfs import read
 from launcher.models.reader import read_profile
-from launcher.plan.memory import pool_for
-from launcher.plan.planner import make_plan
-from launcher.plan.serving import effective_config
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 

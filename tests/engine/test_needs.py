@@ -16,12 +16,12 @@ from support.model_folders import write_safetensors
 from launcher.config.schema import Config, Model
 from launcher.engines.probe_stack import probe_stack
 from launcher.engines.vllm import needs_program
+from launcher.engines.vllm.demand import pool_for
 from launcher.engines.vllm.needs import ENVIRONMENT, ask, question_of
+from launcher.engines.vllm.settings import effective_config
 from launcher.machine.topology import CpuInfo
 from launcher.models.answer import Answer
 from launcher.models.reader import read_profile
-from launcher.plan.memory import pool_for
-from launcher.plan.serving import effective_config
 
 # Classes of every kind that vLLM 0.32 builds with what is installed here: dense, experts, windows, latents, states.
 KINDS = (

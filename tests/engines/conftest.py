@@ -9,8 +9,8 @@ import pytest
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Model
+from launcher.engines.vllm.settings import effective_config
 from launcher.plan.plan import Placement, Slot
-from launcher.plan.serving import effective_config
 
 MakeSlot = Callable[..., Slot]
 

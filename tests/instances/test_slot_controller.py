@@ -19,6 +19,7 @@ from support.fakes import (
     a_slot,
     until,
 )
+from support.plans import make_plan
 from support.slots import LIMITS, QUICK, SLOW, Setup, seen
 
 from launcher.base.address import Address, UnixAddress
@@ -48,7 +49,6 @@ from launcher.machine.oom import KernelReport, OomWatch
 from launcher.machine.placement import MisplacedThread, ProcessFacts
 from launcher.models.identity import ModelFiles
 from launcher.plan.plan import LedgerRow, Plan
-from launcher.plan.planner import make_plan
 from launcher.telemetry.engine_metrics import EngineMetrics
 
 Play = Callable[[Setup], Awaitable[Setup]]

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.hwloc import compare, lstopo, parse_oracle
+from support.plans import make_plan
 from support.synthetic import Machine, mask, put, put_cpus
 from support.trees import ARCHIVES, OWN, title
 
@@ -28,7 +29,6 @@ from launcher.machine.kernel_files import Folder, Root
 from launcher.machine.packages import by_identity, disputed, first_come
 from launcher.machine.topology import Topology
 from launcher.machine.topology_text import to_json, to_text
-from launcher.plan.planner import make_plan
 
 CPU = "sys/devices/system/cpu"
 NODE = "sys/devices/system/node"

@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import compare
 from support.synthetic import Machine
 
 from launcher.base.text import GIB
@@ -14,7 +15,7 @@ from launcher.config.schema import Config, Layout, Model, Strategy
 from launcher.machine.named import find_topology
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
-from launcher.plan.comparison import Column, compare, notes, rows, to_json
+from launcher.plan.comparison import Column, notes, rows, to_json
 
 PROFILE = ModelProfile(
     weights_bytes=2 * GIB,

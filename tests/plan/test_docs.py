@@ -5,18 +5,19 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Layout, Model
+from launcher.engines import llama_server
+from launcher.engines.vllm import rules_binding, rules_model
+from launcher.engines.vllm import rules_host as vllm_rules_host
+from launcher.engines.vllm.demand import pool_for
+from launcher.engines.vllm.settings import effective_config
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
-from launcher.plan import rules_host, rules_model, rules_placement
-from launcher.plan import rules_host as rules_command
-from launcher.plan import rules_model as rules_zentorch
-from launcher.plan.memory import pool_for
-from launcher.plan.planner import make_plan
-from launcher.plan.serving import effective_config
+from launcher.plan import rules_host, rules_placement
 
 TEXT = (Path(__file__).parents[2] / "docs" / "planning.md").read_text(encoding="utf-8")
 LLAMA_8B = ModelProfile(
@@ -57,7 +58,7 @@ def test_the_worked_example() -> None:
 def test_every_code_of_the_rules_is_listed() -> None:
     sources = "".join(
         Path(str(module.__file__)).read_text()
-        for module in (rules_command, rules_host, rules_model, rules_placement, rules_zentorch)
+        for module in (llama_server, rules_binding, rules_host, rules_model, rules_placement, vllm_rules_host)
     )
     codes = set(re.findall(r'(?:violation|warning)\)?\(\s*"([a-z0-9-]+)",', sources))
     assert len(codes) > 25

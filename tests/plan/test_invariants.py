@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.cpuset import CpuSet
@@ -14,7 +15,6 @@ from launcher.config.schema import Config, Layout, Memory, Model, Strategy
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=2**20, kv_bytes_per_token=1024, max_model_len=1024, num_attention_heads=6, num_kv_heads=6

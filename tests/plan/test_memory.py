@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.text import GIB, MIB
 from launcher.config.schema import Config, Engine, Layout, Memory, Model, Strategy
+from launcher.engines.vllm.demand import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
 from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.plan.memory import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
 
 # Llama-3.1-8B in bfloat16: 32 layers, 8 KV heads of 128.
 LLAMA_8B = ModelProfile(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from support.model_folders import LLAMA, model
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.text import GIB
@@ -14,7 +15,6 @@ from launcher.models.reader import read_profile
 from launcher.plan.needs import needs_json, needs_text
 from launcher.plan.plan import Plan
 from launcher.plan.plan_text import plan_json, to_text
-from launcher.plan.planner import make_plan
 
 MACHINE = Machine(cores=64, node_bytes=768 * GIB)
 GEMMA3 = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.text import GIB
@@ -12,7 +13,6 @@ from launcher.config.schema import Config, Layout, Model
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import Plan
 from launcher.plan.plan_text import plan_json, short_list, slot_json, to_text
-from launcher.plan.planner import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=GIB, kv_bytes_per_token=1024, max_model_len=4096, num_attention_heads=8, num_kv_heads=8

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.cpuset import CpuSet
@@ -17,7 +18,6 @@ from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, M
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import Plan
-from launcher.plan.planner import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=2 * GIB,

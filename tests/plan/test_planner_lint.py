@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.plans import make_plan
 from support.synthetic import EPYC, Machine
 
 from launcher.base.cpuset import CpuSet
@@ -14,7 +15,6 @@ from launcher.machine.topology import CpuInfo
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import NO_FACTS, Facts
-from launcher.plan.planner import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=2**20, kv_bytes_per_token=1024, max_model_len=4096, num_attention_heads=12, num_kv_heads=4

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import compare, make_plan
 from support.synthetic import Machine
 
 from launcher.base.cpuset import CpuSet
@@ -19,11 +20,10 @@ from launcher.machine.picture import DrawnSlot, draw, make_picture
 from launcher.machine.svg import to_svg
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
-from launcher.plan.comparison import compare, notes, rows
+from launcher.plan.comparison import notes, rows
 from launcher.plan.comparison import to_json as compare_json
 from launcher.plan.plan import Plan
 from launcher.plan.plan_text import plan_json, to_text
-from launcher.plan.planner import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=GIB, kv_bytes_per_token=32 * 1024, max_model_len=4096, num_attention_heads=8, num_kv_heads=2

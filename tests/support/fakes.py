@@ -13,9 +13,9 @@ from launcher.config.schema import Config, Model
 from launcher.engines.base import Expected, Launch, Traits, Unwanted
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
+from launcher.engines.vllm.settings import effective_config
 from launcher.instances.ports import Adopted, Exit
 from launcher.plan.plan import Placement, Slot
-from launcher.plan.serving import effective_config
 from launcher.telemetry.engine_metrics import EngineMetrics
 
 # The longest that a test waits for what has to happen: generous, because other jobs may have the cpus.

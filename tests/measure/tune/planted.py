@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from support.plans import make_plan
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model
@@ -30,7 +31,6 @@ from launcher.measure.tune.model import (
 )
 from launcher.measure.tune.search import Search
 from launcher.plan.plan_text import plan_json
-from launcher.plan.planner import make_plan
 
 # From 1 x 64 to 2 x 128 cores.
 MACHINES = (

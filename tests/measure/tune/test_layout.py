@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 from measure.tune.planted import CONFIG, MACHINES, candidates_of, plan_of_layout
+from support.plans import make_plan
 
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Engine, EngineKind, Strategy
@@ -15,7 +16,6 @@ from launcher.machine.named import find_topology
 from launcher.measure.tune.layout import MOST, find_candidates, with_layout
 from launcher.measure.tune.model import Candidates, Layout
 from launcher.plan.plan_text import plan_json
-from launcher.plan.planner import make_plan
 
 
 def found(machine: str, config: Config = CONFIG, **more: Any) -> Candidates:

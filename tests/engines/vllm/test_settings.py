@@ -9,18 +9,19 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.plans import make_plan
 from support.synthetic import EPYC, Machine
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
+from launcher.engines.select import planning_of
+from launcher.engines.vllm.demand import KV_STEP_BYTES, MAX_PAGE_CACHE_BYTES, pool_for
+from launcher.engines.vllm.settings import effective_config
 from launcher.machine.topology import CpuInfo
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
-from launcher.plan.memory import KV_STEP_BYTES, MAX_PAGE_CACHE_BYTES, pool_for
 from launcher.plan.plan import Facts, LedgerRow, Plan
-from launcher.plan.planner import make_plan
-from launcher.plan.serving import effective_config
 
 PROFILE = ModelProfile(
     weights_bytes=2 * GIB, kv_bytes_per_token=32 * 1024, max_model_len=4096, num_attention_heads=32,
@@ -351,7 +352,8 @@ def test_the_context(
 ) -> None:
     model = Model(name="m", path="/m", max_model_len=given)
     config = Config(models=(model,), engine=Engine(kind, args=args))
-    assert effective_config(model, config, replace(PROFILE, max_model_len=known)).max_model_len == context
+    profile = replace(PROFILE, max_model_len=known)
+    assert planning_of(kind).settings(model, config, profile, None).max_model_len == context
 
 
 @pytest.mark.parametrize(
@@ -380,7 +382,8 @@ def test_every_spelling_of_an_argument(args: tuple[str, ...], expected: dict[str
         assert {key: getattr(its, key) for key in expected} == expected
     assert {len(slot.placement.omp_cpus) for slot in plan.slots} == {expected.get("tensor_parallel_size", 1)}
     other = Config(models=(Model(name="m", path="/m"),), engine=Engine(EngineKind.COMMAND, args=args))
-    assert effective_config(other.models[0], other).max_num_seqs == 64, "the arguments of another engine"
+    its = planning_of(other.engine.kind).settings(other.models[0], other, PROFILE, None)
+    assert its.max_num_seqs == 64, "the arguments of another engine"
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ from typing import Final
 
 from launcher.base.text import GIB, format_size
 from launcher.config.schema import Model
+from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
 from launcher.models.description import versions
 from launcher.models.layers import LayerKind
 from launcher.models.profile import UNKNOWN
 from launcher.plan.plan import Finding, Rule, Subject, violation, warning
-from launcher.plan.serving import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES, kinds_of
 
 _BLOCK_STEP: Final = 32
 _LENGTH: Final = "max_position_embeddings"
@@ -275,7 +275,9 @@ def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
 def sliding_window(subject: Subject) -> Iterator[Finding]:
     """With the hybrid manager off, sliding layers beside full ones keep every token (kv_cache_utils.py)."""
     for model, profile in subject.models():
-        if not model.hybrid and {LayerKind.SLIDING, LayerKind.FULL} <= kinds_of(profile):
+        if not model.hybrid and {LayerKind.SLIDING, LayerKind.FULL} <= {
+            its.kind for its in profile.kv_layers
+        }:
             yield warning(
                 "sliding-window-full",
                 f"{model.name!r} has layers with a window of {profile.sliding_window} tokens, but with "

@@ -1,4 +1,4 @@
-"""Decides what a model's instances run with: [[models]], overridden by engine.args and engine.env. Pure."""
+"""What a model's instances run with: [[models]], overridden by engine.args and engine.env. Pure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from launcher.base.errors import LauncherError
-from launcher.base.text import GIB, parse_size
+from launcher.base.text import GIB
 from launcher.config.engine_arguments import check_arguments, has_flag, value_given
-from launcher.config.schema import Config, EngineKind, Model
+from launcher.config.schema import Config, Model
 from launcher.machine.topology import CpuInfo
-from launcher.models.layers import LayerKind
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import DEFAULT_MAX_MODEL_LEN, EffectiveConfig
 
@@ -44,15 +43,14 @@ def effective_config(
 ) -> EffectiveConfig:
     """The one decision about what instances of `model` run with.
 
-    1. vLLM: the operator's arguments replace [[models]] (config/engine_arguments.py); the last one wins. Where neither sets
-       a value, it is the model's own or vLLM's default.
-    2. Another engine: [[models]]. Its arguments mean something else.
+    The operator's arguments replace [[models]] (config/engine_arguments.py); the last one wins. Where neither sets a value,
+    it is the model's own or vLLM's default.
 
     Raises LauncherError for an argument that the launcher does not take, and for a value that vLLM would not."""
     args = _arguments(config)
     seqs = _count(args, "--max-num-seqs") or model.max_num_seqs
     length = _context(args, model, profile)
-    assumes = length is None and profile.known and config.engine.kind is EngineKind.VLLM
+    assumes = length is None and profile.known
     asked_step = _count(args, "--max-num-batched-tokens", suffixes=True) or model.max_num_batched_tokens
     ranks = _count(args, "--tensor-parallel-size") or model.tensor_parallel_size
     planned = length or DEFAULT_MAX_MODEL_LEN
@@ -98,9 +96,6 @@ def dtype_of(model: Model, config: Config) -> str:
 
 
 def _arguments(config: Config) -> tuple[str, ...]:
-    """engine.args, where they are vLLM's."""
-    if config.engine.kind is not EngineKind.VLLM:
-        return ()
     check_arguments(config.engine.args)
     return config.engine.args
 
@@ -115,20 +110,6 @@ def _context(args: tuple[str, ...], model: Model, profile: ModelProfile) -> int 
     return _count(args, "--max-model-len", suffixes=True)
 
 
-def kinds_of(profile: ModelProfile) -> frozenset[LayerKind]:
-    return frozenset(its.kind for its in profile.kv_layers)
-
-
-def size_of(key: str, text: str) -> int:
-    """A size in [memory]. Raises LauncherError."""
-    try:
-        return parse_size(text)
-    except ValueError as error:
-        raise LauncherError(
-            f"cannot use memory.{key}: {error}", f'set memory.{key} to "auto" or a size'
-        ) from None
-
-
 def whole_gib(env: Mapping[str, str]) -> int | None:
     """VLLM_CPU_KVCACHE_SPACE in bytes; None when absent or not a whole number (which lint reports)."""
     text = env.get(KV_SPACE, "")
@@ -137,15 +118,13 @@ def whole_gib(env: Mapping[str, str]) -> int | None:
 
 def _explicit_kv(config: Config, args: tuple[str, ...]) -> tuple[int | None, str]:
     """Precedence as in vLLM: the variable (vllm/platforms/cpu.py), then the argument, then memory.kv_cache."""
-    if config.engine.kind is not EngineKind.VLLM:
-        return None, "the engine's own"
     asked = whole_gib(config.engine.env)
     if asked is not None:
         return asked, f"engine.env {KV_SPACE}"
     if _text(args, "--kv-cache-memory-bytes") is not None:
         return _count(args, "--kv-cache-memory-bytes", suffixes=True), "engine.args --kv-cache-memory-bytes"
     if config.memory.kv_cache != "auto":
-        return size_of("kv_cache", config.memory.kv_cache), "memory.kv_cache"
+        return config.memory.size_of("kv_cache"), "memory.kv_cache"
     return None, "memory.kv_cache = auto"
 
 

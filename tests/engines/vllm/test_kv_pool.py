@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.base.text import MIB
+from launcher.engines.vllm.kv_pool import Pool, pool_of
 from launcher.models.description import describe
-from launcher.models.kv_pool import Pool, pool_of
 from launcher.models.layer_state import layers_of
 from launcher.models.layers import KvLayers, LayerKind
 
