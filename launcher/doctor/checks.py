@@ -193,7 +193,9 @@ def smt(facts: Facts, _: Matrix) -> Iterator[Row]:
 
 def allowed(facts: Facts, _: Matrix) -> Iterator[Row]:
     topology = facts.topology
-    if topology.allowed == topology.online:
+    if topology.apart is not None:
+        yield fail("cpus", f"{topology.apart}", topology.apart.remedy)
+    elif topology.allowed == topology.online:
         yield ok("cpus", f"all {len(topology.online)} online cpus may be used")
     else:
         kept = topology.online - topology.allowed

@@ -42,6 +42,8 @@ class Limits:
     memory_bytes: int | None
     cpu_quota: Fraction | None = None
     """CPU seconds per second: the lowest quota / period of the cgroup and its ancestors."""
+    slice_cpus: CpuSet | None = None
+    """Cpus of the slice beside this process's cgroup; `cpus` has those that both may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +64,13 @@ def read_limits(root: Root, *, slice_name: str | None = None) -> Limits:
     mounts = _mounts(root)
     places = _places(root)
     beside = None if slice_name is None else slice_path(slice_name)
+    slice_cpus = _slice_cpuset(root, mounts, _CPUS, beside)
     return Limits(
-        cpus=_cpusets(root, mounts, places, _CPUS, beside),
-        mems=_cpusets(root, mounts, places, _MEMS, beside),
+        cpus=_both(_cpuset(root, mounts, places, _CPUS), slice_cpus),
+        mems=_both(_cpuset(root, mounts, places, _MEMS), _slice_cpuset(root, mounts, _MEMS, beside)),
         memory_bytes=_memory(root, mounts, places, beside),
         cpu_quota=_cpu_quota(root, mounts, places, beside),
+        slice_cpus=slice_cpus,
     )
 
 
@@ -76,18 +80,14 @@ def slice_path(name: str) -> str:
     return "".join(f"/{'-'.join(words[:depth])}.slice" for depth in range(1, len(words) + 1)) or "/"
 
 
-def _cpusets(
-    root: Root,
-    mounts: list[_Mount],
-    places: dict[str, str],
-    names: dict[str, tuple[str, ...]],
-    beside: str | None,
+def _slice_cpuset(
+    root: Root, mounts: list[_Mount], names: dict[str, tuple[str, ...]], beside: str | None
 ) -> CpuSet | None:
-    """The cpuset of this process, within that of the slice beside it (AllowedCPUs= and AllowedMemoryNodes=)."""
-    own = _cpuset(root, mounts, places, names)
-    if beside is None:
-        return own
-    other = _cpuset(root, mounts, dict.fromkeys(("", "cpuset"), beside), names)
+    """The cpuset of the slice (AllowedCPUs= and AllowedMemoryNodes=), or what it inherits."""
+    return None if beside is None else _cpuset(root, mounts, dict.fromkeys(("", "cpuset"), beside), names)
+
+
+def _both(own: CpuSet | None, other: CpuSet | None) -> CpuSet | None:
     return own if other is None else other if own is None else own & other
 
 

@@ -20,7 +20,7 @@ from launcher.machine.hardware import parse_cpuinfo
 from launcher.machine.kernel_files import CPU_FOLDER, NODE_FOLDER, Root, parse_cpumap
 from launcher.machine.numa_nodes import node_cpus_of, read_nodes, virtual_memory_limit
 from launcher.machine.packages import read_sockets
-from launcher.machine.topology import CpuInfo, NumaNode, Topology
+from launcher.machine.topology import CpuInfo, CpusApart, NumaNode, Topology
 
 _CPUINFO_BYTES: Final = 16_384
 """One record is 1.5 to 3 KiB; generating /proc/cpuinfo for 256 cpus takes milliseconds."""
@@ -53,6 +53,7 @@ def read_source(
     if affinity is None:
         affinity = files.source.affinity()
     mask = status.get("Cpus_allowed") if affinity is None else affinity
+    own = mask
     if limits.cpus is not None:
         mask = limits.cpus if mask is None else mask & limits.cpus
     present, online = _present_online(files, mask, notes)
@@ -75,9 +76,16 @@ def read_source(
         numa_nodes=nodes, l3_domains=l3_domains, cores=cores, cpu=info,
         allowed_nodes=_allowed_nodes(nodes, status, limits.mems), notes=tuple(notes),
         conflicts=tuple(conflicts), memory_limit_bytes=min(told, default=None),
-        cpu_quota=limits.cpu_quota, emulated=tuple(emulated),
+        cpu_quota=limits.cpu_quota, emulated=tuple(emulated), apart=_apart(own, mask, limits),
         has_numa=bool(files.ids(NODE_FOLDER, "node")),
     )  # fmt: skip
+
+
+def _apart(own: CpuSet | None, both: CpuSet | None, limits: cgroup.Limits) -> CpusApart | None:
+    """`own`: the affinity mask, which is within this process's cpuset. `both`: cpus that it and the slice may use."""
+    if both or own is None or limits.slice_cpus is None or not own or not limits.slice_cpus:
+        return None
+    return CpusApart(own, limits.slice_cpus)
 
 
 def _present_online(files: Root, mask: CpuSet | None, notes: list[str]) -> tuple[CpuSet, CpuSet]:

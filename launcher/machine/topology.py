@@ -90,6 +90,24 @@ class CpuInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class CpusApart:
+    """This process and the slice of its instances' units may use other cpus, so that no cpu is left for a plan."""
+
+    own: CpuSet
+    slice: CpuSet
+
+    def __str__(self) -> str:
+        return f"this process may use cpus {self.own}, the slice of its instances cpus {self.slice}, and no cpu is in both"
+
+    @property
+    def remedy(self) -> str:
+        return (
+            "let AllowedCPUs= and CPUAffinity= of the service include the cpus of the slice (the plan keeps cores for the "
+            'proxy itself), or set supervision.spawner = "direct": instances then run within the service'
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Topology:
     online: CpuSet
     offline: CpuSet
@@ -113,6 +131,8 @@ class Topology:
     """Contradictory firmware maps, with what was used and what was ignored, one line each."""
     emulated: tuple[CpuSet, ...] = ()
     """Groups of nodes that the kernel made of one node each (numa=fake): equally near to the same cpus."""
+    apart: CpusApart | None = None
+    """The reason why nothing is allowed, where it is that."""
     has_numa: bool = True
     """False for a kernel without NUMA: the single node is the whole machine, and memory cannot be bound."""
 

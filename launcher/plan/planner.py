@@ -326,7 +326,8 @@ def _membind(
                 "no-memory-node",
                 f"cannot bind the memory of node {node}: no node with memory is allowed "
                 f"(allowed: {topology.allowed_nodes or 'none'})",
-                "widen AllowedMemoryNodes= or cpuset.mems of the service",
+                "let AllowedMemoryNodes= of the service and of its instances' slice, or the container's cpuset.mems, have a "
+                "node with memory in common",
             )
         elif target != node:
             finding = warning(
@@ -394,6 +395,8 @@ def _cannot_reserve(config: Config, cores: int) -> Finding:
 
 
 def _no_cpus(topology: Topology) -> Finding:
+    if topology.apart is not None:
+        return violation("no-usable-cpus", f"cannot place anything: {topology.apart}", topology.apart.remedy)
     return violation(
         "no-usable-cpus",
         f"cannot place anything: no allowed cpu is on a NUMA node (allowed: {topology.allowed or 'none'})",

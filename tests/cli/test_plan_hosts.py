@@ -76,6 +76,31 @@ def test_a_renumbered_list_of_online_cpus_is_not_believed(plan: Any, tmp_path: P
     assert not found["violations"]
 
 
+def service_and_slice(root: Path, service: str, instances: str) -> Path:
+    """AllowedCPUs= of the daemon's service, and of the slice of its instances."""
+    Machine(cores=8, node_bytes=64 * GIB, allowed=CpuSet.parse(service)).write(root)
+    put(root / "proc/self/mountinfo", V2)
+    put(root / "proc/self/cgroup", "0::/system.slice/numa-launcher.service")
+    group = root / "sys/fs/cgroup"
+    put(group / "system.slice/numa-launcher.service/cpuset.cpus.effective", service)
+    put(group / "numa.slice/numa-launcher.slice/cpuset.cpus.effective", instances)
+    return root
+
+
+def test_a_service_and_a_slice_without_a_common_cpu_are_named(plan: Any, tmp_path: Path) -> None:
+    found = plan(service_and_slice(tmp_path / "apart", "0-1", "2-7"))
+    assert codes(found, "violation") == ["no-usable-cpus"]
+    (said,) = found["violations"]
+    assert said["message"] == (
+        "cannot place anything: this process may use cpus 0-1, the slice of its instances cpus 2-7, and no cpu is in both"
+    )
+    assert "AllowedCPUs=" in said["remedy"]
+    # As the remedy says: the service may use the cpus of the slice, too.
+    found = plan(service_and_slice(tmp_path / "both", "0-7", "2-7"))
+    assert not found["violations"]
+    assert CpuSet.parse(found["usable"]) == CpuSet.parse("2-7")
+
+
 def test_nodes_without_memory_share_the_others_by_room(plan: Any, tmp_path: Path) -> None:
     machine = Machine(nodes=4, cores=8, memoryless=frozenset({0, 3}))
     found = plan(machine.write(tmp_path / "root"), "--instances-per-socket", "4")

@@ -17,7 +17,7 @@ from launcher.doctor.gather import read_matrix
 from launcher.doctor.rows import Report, Tier, Verdict
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.machine.hardware import HostFacts
-from launcher.machine.topology import Core, CoreKey, CpuInfo, NumaNode, Socket, Topology
+from launcher.machine.topology import Core, CoreKey, CpuInfo, CpusApart, NumaNode, Socket, Topology
 
 MATRIX = read_matrix()
 ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
@@ -129,6 +129,10 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (topology(numa_nodes=(node(0, "0-7"), node(1, ""))), "numa", OK, BEST, "1 without cpus (these get no"),
         (topology(cores=(Core(CoreKey(0, 0, 0), CpuSet([0, 1]), 0),)), "smt", OK, BEST, "on: one cpu"),
         (topology(allowed=CpuSet.parse("0-3")), "cpus", WARN, BEST, "4 of 8 online cpus may be used, 4-7 may not"),
+        (
+            topology(allowed=CpuSet(), apart=CpusApart(CpuSet.parse("0-1"), CpuSet.parse("2-7"))), "cpus", FAIL, LEAST,
+            "this process may use cpus 0-1, the slice of its instances cpus 2-7, and no cpu is in both",
+        ),
         (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7", 0))), "memory", WARN, LESS, "of its own on node 1"),
         (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7", 32))), "memory", WARN, BEST, "nodes differ"),
         (topology(numa_nodes=(node(0, "0-7", 0, memory_known=False),)), "memory", OK, BEST, "node 0"),

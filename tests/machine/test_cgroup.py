@@ -232,7 +232,7 @@ def test_the_slice_of_instances_limits_their_cpus_and_memory_nodes(tmp_path: Pat
     put(tmp_path / "sys/fs/cgroup/numa.slice/numa-launcher.slice/cpuset.cpus.effective", "8-55")
     put(tmp_path / "sys/fs/cgroup/numa.slice/numa-launcher.slice/cpuset.mems.effective", "1-3")
     found = read_limits(Root(tmp_path), slice_name="numa-launcher.slice")
-    assert found == Limits(CpuSet.parse("8-47"), CpuSet.parse("1-2"), None)
+    assert found == Limits(CpuSet.parse("8-47"), CpuSet.parse("1-2"), None, slice_cpus=CpuSet.parse("8-55"))
     assert read_limits(Root(tmp_path)) == Limits(CpuSet.parse("0-47"), CpuSet.parse("0-2"), None)
 
 
