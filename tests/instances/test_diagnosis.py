@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
+from support import reported_hosts as reported
 
 from launcher.engines.causes import Retry
 from launcher.engines.containers import OOM_LINE
@@ -567,3 +568,36 @@ def test_what_a_client_caused_long_before_the_end_is_no_evidence() -> None:
     assert diagnose(FAILED, [*old, *end], served=True).evidence == (end[-1],)
     late = [TRACEBACK, *FRAMES, "IndexError: at the end"]
     assert diagnose(FAILED, [*old, *late], served=True).evidence == ("IndexError: at the end",)
+
+
+# --- Whole logs of public reports: the cause, whether it is tried again, and the telling line. ---
+
+
+@pytest.mark.parametrize("name", reported.NUMACTL_SAYS)
+def test_numactls_usage_text_hides_no_line_of_libnuma(name: str) -> None:
+    """numactl/numactl#259: a usage text of 30 lines follows, then the set that was asked for."""
+    lines = reported.numactl_log(name)
+    cause = diagnose(FAILED, lines)
+    assert (cause.name, cause.retry) == ("node-missing", Retry.NEVER)
+    assert cause.evidence == (lines[0],)
+    assert diagnose(FAILED, lines[-20:]).name == "node-missing", "libnuma's line is out of the window"
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "retry", "evidence"),
+    [
+        ("device", "wrong-build", Retry.NEVER, "Failed to infer device type"),
+        ("cuda", "wrong-build", Retry.NEVER, "libcudart.so.12"),
+        ("glibcxx", "library-too-old", Retry.NEVER, "GLIBCXX_3.4.32"),
+        ("no-space", "no-space", Retry.BACKOFF, "/psm_3fa9c2"),
+        ("preload", "node-oom", Retry.BACKOFF, "DefaultCPUAllocator"),
+    ],
+)
+def test_starts_that_end_have_a_cause_and_a_remedy(
+    name: str, cause: str, retry: Retry, evidence: str
+) -> None:
+    found = diagnose(FAILED, reported.START_LOGS[name].splitlines())
+    assert (found.name, found.retry) == (cause, retry)
+    assert len(found.evidence) == 1
+    assert evidence in found.evidence[0]
+    assert "read numa-launcher logs" not in found.remedy
