@@ -35,6 +35,7 @@ from launcher.measure.tune.remembered import MeasuredLayout
 from launcher.models.answer import with_answer
 from launcher.models.identity import ModelFiles, model_files
 from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.models.weight_files import Read, ReadOnce, read_model_json
 from launcher.plan.plan import Facts, Plan, Slot
 from launcher.plan.plan_text import plan_json
 from launcher.plan.planner import make_plan
@@ -163,7 +164,8 @@ def read_host(
 
     Of another machine nothing is probed, and its stack is not known; the engine of this host answers for its processor,
     where it is installed."""
-    profiles = {} if cpus_only else read_profiles(config)
+    once = ReadOnce()
+    profiles = {} if cpus_only else read_profiles(config, once)
     if machine is not None:
         stack = Stack(command=config.engine.command)
         profiles = with_answers(config, profiles, _stack_here(config, asking), machine.cpu.flags, asking)
@@ -173,7 +175,7 @@ def read_host(
 
     topology, stack = sysfs.read(slice_name=instances_slice(config)), probe_stack(config.engine)
     profiles = with_answers(config, profiles, stack, topology.cpu.flags, asking)
-    files = {} if cpus_only else read_files(config)
+    files = {} if cpus_only else read_files(config, once)
     return Host(topology, stack, profiles, here=True, cpus_only=cpus_only, files=files)
 
 
@@ -341,17 +343,17 @@ def require_models(config: Config) -> None:
                 continue
 
 
-def read_files(config: Config) -> dict[str, ModelFiles]:
+def read_files(config: Config, read: Read = read_model_json) -> dict[str, ModelFiles]:
     """The identities of the models whose files are here, by name."""
     found = {}
     for model in config.models:
         with contextlib.suppress(LauncherError):  # reading its profile says what is wrong with a model
-            if (files := model_files(model.path)) is not None:
+            if (files := model_files(model.path, read)) is not None:
                 found[model.name] = files
     return found
 
 
-def read_profiles(config: Config) -> dict[str, ModelProfile]:
+def read_profiles(config: Config, read: Read = read_model_json) -> dict[str, ModelProfile]:
     """The models' profiles, by name; empty where the engine is a command."""
     if config.engine.kind is not EngineKind.VLLM:
         return {}
@@ -359,5 +361,6 @@ def read_profiles(config: Config) -> dict[str, ModelProfile]:
 
     overrides = json_of(config.engine.args, "--hf-overrides")
     return {
-        model.name: read_profile(model.path, dtype_of(model, config), overrides) for model in config.models
+        model.name: read_profile(model.path, dtype_of(model, config), overrides, read)
+        for model in config.models
     }

@@ -10,7 +10,7 @@ from typing import Final
 
 from launcher.base.errors import LauncherError
 from launcher.models.reader import CONFIG, PARAMS, away, find_model, refuse_empty
-from launcher.models.weight_files import open_model_file, read_model_json
+from launcher.models.weight_files import Read, open_model_file, read_model_json
 
 # Of a file that is a whole model (GGUF): its header, or the begin of it.
 HEADER_BYTES: Final = 64 * 1024
@@ -37,9 +37,9 @@ class ModelFiles:
         return f"{self.digest} {self.path}"
 
 
-def model_files(path: str) -> ModelFiles | None:
+def model_files(path: str, read: Read = read_model_json) -> ModelFiles | None:
     """The files of a model's directory, file, or repository id in the local Hugging Face cache; None for an id that is not
-    cached. Reads some small files, blocking.
+    cached. Reads some small files by `read`, blocking.
 
     Raises LauncherError: PassingError where the path may come back by itself."""
     try:
@@ -50,7 +50,7 @@ def model_files(path: str) -> ModelFiles | None:
         if folder is None:
             return None
         refuse_empty(path, folder)
-        return ModelFiles(str(folder.resolve()), _digest(_of_folder(folder)))
+        return ModelFiles(str(folder.resolve()), _digest(_of_folder(folder, read)))
     except OSError as error:
         raise away(path, error) from error
     except ValueError as error:
@@ -71,15 +71,15 @@ def _of_file(file: Path) -> Iterator[bytes]:
         yield stream.read(HEADER_BYTES)
 
 
-def _of_folder(folder: Path) -> Iterator[bytes]:
+def _of_folder(folder: Path, read: Read) -> Iterator[bytes]:
     for name in (CONFIG, PARAMS):
         if (folder / name).is_file():
             yield name.encode()
-            yield read_model_json(folder / name)
+            yield read(folder / name)
     indexes = sorted(folder.glob(_INDEX))
     for index in indexes:
         yield index.name.encode()
-        yield read_model_json(index)
+        yield read(index)
     for file in () if indexes else sorted(file for kind in _WEIGHTS for file in folder.glob(kind)):
         yield f"{file.name} {file.stat().st_size}".encode()
 

@@ -24,7 +24,7 @@ from launcher.models.profile import (
     profile_of,
 )
 from launcher.models.projections import Projections, projections_of
-from launcher.models.weight_files import Tensor, read_model_json
+from launcher.models.weight_files import Read, Tensor, read_model_json
 
 # --- Memory of a model directory's weights once loaded, from the headers of its files. ---
 
@@ -53,7 +53,9 @@ class Weights:
     """Output widths of attention's projections, where the headers show them."""
 
 
-def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights:
+def read_weights(
+    folder: Path, config: Mapping[str, Any], dtype: str, read: Read = read_model_json
+) -> Weights:
     """The weights of a directory, in the order in which vLLM looks for them.
 
     1. safetensors: floating-point tensors count in the engine's type, packed ones as they are.
@@ -64,7 +66,7 @@ def read_weights(folder: Path, config: Mapping[str, Any], dtype: str) -> Weights
 
     Raises ValueError without weights or for a broken file."""
     tied = _tied(config)
-    if files := weight_files.files_in(folder):
+    if files := weight_files.files_in(folder, read):
         tensors = [tensor for file in files for tensor in weight_files.tensors_of(file)]
         source = f"headers of {_count(files)}, {len(tensors)} tensors as {_named(dtype)}"
         return _sum(tensors, dtype, tied=tied, files=files, source=source)
@@ -193,10 +195,13 @@ _REMEDY: Final = (
 
 
 def read_profile(
-    path: str, dtype: str = "bfloat16", overrides: Mapping[str, Any] | None = None
+    path: str,
+    dtype: str = "bfloat16",
+    overrides: Mapping[str, Any] | None = None,
+    read: Read = read_model_json,
 ) -> ModelProfile:
     """The memory profile of a model directory, or of a repository id in the local Hugging Face cache. `overrides`: the
-    operator's --hf-overrides.
+    operator's --hf-overrides. `read` reads its JSON files.
 
     A repository id that is not cached gives `UNKNOWN`; a description that cannot be understood a profile with `unread`.
     Raises LauncherError `cannot read model …` for files that are missing or broken."""
@@ -206,8 +211,8 @@ def read_profile(
     try:
         gguf_files = sorted(folder.glob("*.gguf"))
         if any((folder / name).exists() for name in _DESCRIPTIONS) or not gguf_files:
-            config = overridden(_description(path, folder), overrides or {})
-            weights = read_weights(folder, config, dtype)
+            config = overridden(_description(path, folder, read), overrides or {})
+            weights = read_weights(folder, config, dtype, read)
         else:
             headers = [read_gguf(file) for file in gguf_files]
             config, weights = headers[0].as_config(), gguf_weights(gguf_files, headers)
@@ -215,7 +220,7 @@ def read_profile(
         raise away(path, error) from error
     except ValueError as error:
         raise LauncherError(f"cannot read model {path!r}: {error}", _REMEDY) from error
-    beside = replace(_beside(folder), projections=weights.projections)
+    beside = replace(_beside(folder, read), projections=weights.projections)
     profile = profile_of(
         config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source, beside=beside
     )
@@ -247,17 +252,19 @@ _ENCODER_FILES: Final = tuple(
 )
 
 
-def _description(path: str, folder: Path) -> dict[str, Any]:
+def _description(path: str, folder: Path, read: Read) -> dict[str, Any]:
     """config.json; Mistral's params.json where there is none, or where weights in Mistral's layout are beside it
     (vllm/transformers_utils/config.py, get_config). Raises LauncherError."""
     has_config = (folder / CONFIG).exists()
     if (folder / PARAMS).exists() and (not has_config or any(folder.glob("consolidated*.safetensors"))):
         return from_mistral(
-            _json(path, folder / PARAMS), (_optional(folder / CONFIG) or {}) if has_config else {}
+            _json(path, folder / PARAMS, read), (_optional(folder / CONFIG, read) or {}) if has_config else {}
         )
-    config = _json(path, folder / CONFIG)
+    config = _json(path, folder / CONFIG, read)
     # ModelOpt up to 0.29 keeps the quantization in a file of its own.
-    if "quantization_config" not in config and (quantization := _optional(folder / "hf_quant_config.json")):
+    if "quantization_config" not in config and (
+        quantization := _optional(folder / "hf_quant_config.json", read)
+    ):
         return config | {"quantization_config": quantization}
     return config
 
@@ -280,15 +287,15 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     return found
 
 
-def _beside(folder: Path) -> Beside:
-    encoder = next((found for name in _ENCODER_FILES if (found := _optional(folder / name))), None)
-    return Beside(encoder, _optional(folder / "tokenizer_config.json"))
+def _beside(folder: Path, read: Read) -> Beside:
+    encoder = next((found for name in _ENCODER_FILES if (found := _optional(folder / name, read))), None)
+    return Beside(encoder, _optional(folder / "tokenizer_config.json", read))
 
 
-def _optional(file: Path) -> dict[str, Any] | None:
+def _optional(file: Path, read: Read) -> dict[str, Any] | None:
     """A JSON object; None for a file that is missing or has another content, which vLLM reports."""
     try:
-        parsed = json.loads(read_model_json(file))
+        parsed = json.loads(read(file))
     except (OSError, ValueError, RecursionError):
         return None
     return parsed if isinstance(parsed, dict) else None
@@ -354,9 +361,9 @@ def refuse_empty(path: str, folder: Path) -> None:
         raise PassingError(f"cannot read model {path!r}: the directory is empty", _REMEDY)
 
 
-def _json(path: str, file: Path) -> dict[str, Any]:
+def _json(path: str, file: Path, read: Read) -> dict[str, Any]:
     try:
-        parsed = json.loads(read_model_json(file))
+        parsed = json.loads(read(file))
     except FileNotFoundError:
         refuse_empty(path, file.parent)
         raise LauncherError(f"cannot read model {path!r}: it has no {file.name}", _REMEDY) from None

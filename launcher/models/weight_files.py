@@ -10,7 +10,7 @@ import json
 import os
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -42,6 +42,22 @@ def read_model_json(file: Path) -> bytes:
     if len(data) > MAX_JSON_BYTES:
         raise ValueError(f"{file.name} has more than {MAX_JSON_BYTES >> 20} MiB")
     return data
+
+
+Read = Callable[[Path], bytes]
+"""`read_model_json`, or what stands for it."""
+
+
+class ReadOnce:
+    """A `Read` for one look at a model: its profile and its identity are of the same content, read once."""
+
+    def __init__(self) -> None:
+        self._found: dict[Path, bytes] = {}
+
+    def __call__(self, file: Path) -> bytes:
+        if file not in self._found:
+            self._found[file] = read_model_json(file)
+        return self._found[file]
 
 
 # --- A tensor of a checkpoint, from file headers. ---
@@ -89,14 +105,14 @@ _MATRIX: Final = 2
 _FLOATS: Final = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
 
 
-def files_in(folder: Path) -> list[Path]:
+def files_in(folder: Path, read: Read = read_model_json) -> list[Path]:
     """The files in the index, else all; consolidated*.safetensors has the same tensors in another layout.
 
     Raises ValueError when a file of the index is missing."""
     index = folder / INDEX
     if index.is_file():
         try:
-            named = sorted(set(json.loads(read_model_json(index))["weight_map"].values()))
+            named = sorted(set(json.loads(read(index))["weight_map"].values()))
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"{index.name} is not an index of weight files ({error})") from error
         missing = [name for name in named if not (folder / name).is_file()]

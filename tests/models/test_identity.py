@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.model_folders import LLAMA
+from support.model_folders import model as small_model
 
 from launcher.base.errors import LauncherError, PassingError
 from launcher.models.identity import ModelFiles, changed_files, model_files
 from launcher.models.reader import find_model, read_profile
+from launcher.models.weight_files import ReadOnce
 
 
 def model(folder: Path, *, layers: int = 2, index: bool = True) -> Path:
@@ -115,3 +118,14 @@ def test_a_file_that_may_not_be_read_is_a_mistake(tmp_path: Path, monkeypatch: p
     with pytest.raises(LauncherError, match="permission denied") as caught:
         find_model(str(folder))
     assert not isinstance(caught.value, PassingError)
+
+
+def test_profile_and_identity_are_of_the_same_content(tmp_path: Path) -> None:
+    """Somebody replaces the files between the two."""
+    folder = Path(small_model(tmp_path / "m", {**LLAMA, "num_hidden_layers": 2}))
+    planned = known(folder)
+    once = ReadOnce()
+    read_profile(str(folder), read=once)
+    (folder / "config.json").write_text(json.dumps({**LLAMA, "num_hidden_layers": 3}))
+    assert model_files(str(folder), once) == planned
+    assert known(folder) != planned
