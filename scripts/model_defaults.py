@@ -5,7 +5,7 @@ usage: scripts/model-defaults            writes launcher/models/class_defaults.j
 
 A config.json leaves out what its class fills in. Each model type gets the keys that launcher/models reads, with the
 class's defaults; the names it takes for the usual ones; the place of the language model; and the kinds of its layers,
-where the class computes them.
+where the class computes them. Beside them are the names of the models that vLLM has.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "VLLM_L
 import transformers
 import vllm
 from transformers import CONFIG_MAPPING, AutoConfig, PreTrainedConfig
+from vllm.model_executor.models import ModelRegistry
 from vllm.transformers_utils.config import _CONFIG_REGISTRY
 
 ROOT: Final = Path(__file__).resolve().parents[1]
@@ -201,10 +202,12 @@ def common(found: Sequence[Sequence[str]]) -> dict[str, Any] | None:
 
 
 def table() -> dict[str, Any]:
-    """`own` are vLLM's classes, which it takes at the top of a file only; parts have those of transformers."""
+    """`own` are vLLM's classes, which it takes at the top of a file only; parts have those of transformers.
+    `architectures` are the models that vLLM has."""
     keys = keys_read()
     rows = {"classes": rows_of(CONFIG_MAPPING, keys), "own": rows_of(_CONFIG_REGISTRY, keys)}
-    return {"transformers": transformers.__version__, "vllm": vllm.__version__.partition("+")[0], **rows}
+    versions = {"transformers": transformers.__version__, "vllm": vllm.__version__.partition("+")[0]}
+    return versions | {"architectures": sorted(ModelRegistry.get_supported_archs())} | rows
 
 
 def rows_of(named: Mapping[str, type[PreTrainedConfig]], keys: frozenset[str]) -> dict[str, Any]:
@@ -214,7 +217,9 @@ def rows_of(named: Mapping[str, type[PreTrainedConfig]], keys: frozenset[str]) -
 
 def written(table: Mapping[str, Any]) -> str:
     """One line for each class."""
-    head = [f"{json.dumps(key)}: {json.dumps(table[key])}" for key in ("transformers", "vllm")]
+    head = [
+        f"{json.dumps(key)}: {json.dumps(table[key])}" for key in ("transformers", "vllm", "architectures")
+    ]
     for part in ("classes", "own"):
         lines = [f" {json.dumps(kind)}: {json.dumps(row)}" for kind, row in table[part].items()]
         head.append(f"{json.dumps(part)}: {{\n" + ",\n".join(lines) + "\n}")

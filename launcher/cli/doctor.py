@@ -59,17 +59,19 @@ def run(args: argparse.Namespace) -> int:
 def _asked(config: Config) -> tuple[AskedModel, ...]:
     """The models of the configuration, after the engine was asked about them: seconds for each that is new to it."""
     from launcher.daemon.deployment import asked_profiles  # noqa: PLC0415  heavy
-    from launcher.doctor.facts import AskedModel  # noqa: PLC0415  heavy
+    from launcher.doctor.facts import AskedModel, Trouble  # noqa: PLC0415  heavy
+    from launcher.plan.rules_model import doubts_of  # noqa: PLC0415  heavy
 
     try:
         profiles = asked_profiles(config)
     except LauncherError as error:
-        return (AskedModel(name="", silent=error.message),)
+        return (AskedModel(name="", doubts=(Trouble(error.message, error.remedy),)),)
     found = []
     for name, profile in profiles.items():
-        wrong, silent = profile.engine_refusal or profile.cpu_gap, profile.engine_trouble
-        if (request := profile.engine_request) is not None:
-            found.append(AskedModel(name, profile.weights_bytes, request.request_bytes, request.tokens))
-        elif wrong or silent:
-            found.append(AskedModel(name, wrong=wrong, silent=silent))
+        doubts = tuple(Trouble(its.message, its.remedy) for its in doubts_of(name, profile))
+        asked = profile.engine_request
+        if asked is not None:
+            found.append(AskedModel(name, profile.weights_bytes, asked.request_bytes, asked.tokens, doubts))
+        elif doubts:
+            found.append(AskedModel(name, doubts=doubts))
     return tuple(found)

@@ -467,22 +467,13 @@ def layout(facts: Facts, _: Matrix) -> Iterator[Row]:
 def models(facts: Facts, _: Matrix) -> Iterator[Row]:
     """What the engine itself says of each model of the configuration, before its first start."""
     for its in facts.models:
-        named = f"{its.name}: " if its.name else ""
-        if its.wrong:
-            yield warn(
-                "model", f"{named}the engine will not start it: {its.wrong}",
-                "use another model or vLLM, or correct its files or engine.args",
-            )  # fmt: skip
-        elif its.silent:
-            yield warn(
-                "model", f"{named}the engine did not say what it needs: {its.silent}",
-                "run numa-launcher plan --ask-engine; memory.kv_cache and max_model_len go before all figures",
-            )  # fmt: skip
-        else:
+        for doubt in its.doubts:
+            yield warn("model", doubt.message, doubt.remedy)
+        if its.request_bytes is not None:
             yield ok(
                 "model",
-                f"{named}the engine builds it: weights {format_size(its.weights_bytes or 0)}, one request of {its.tokens} "
-                f"tokens {format_size(its.request_bytes or 0)} of KV cache",
+                f"{its.name}: the engine builds it: weights {format_size(its.weights_bytes or 0)}, one request of "
+                f"{its.tokens} tokens {format_size(its.request_bytes)} of KV cache",
             )
 
 

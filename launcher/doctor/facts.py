@@ -71,10 +71,8 @@ class AskedModel:
     request_bytes: int | None = None
     """KV cache of one request of `tokens`; None where the engine did not say."""
     tokens: int | None = None
-    wrong: str | None = None
-    """The reason why the engine does not take it, or cannot build it here."""
-    silent: str | None = None
-    """The reason why the engine gave no answer."""
+    doubts: tuple[Trouble, ...] = ()
+    """The reasons against its start, as the plan says them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,8 @@ from typing import Annotated, Final
 import msgspec
 
 from launcher.models.layers import MAX_LAYERS, MAX_NUMBER, KvLayers, LayerKind
-from launcher.models.profile import EngineRequest, ModelProfile
+from launcher.models.profile import ENGINE, EngineRequest, ModelProfile
 
-ENGINE: Final = "engine"
-"""In `ModelProfile.sources`."""
 _FP8: Final = 1
 
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
@@ -82,12 +80,13 @@ def with_answer(profile: ModelProfile, answer: Answer, engine: str) -> ModelProf
         gap = f"no kernel, as {engine} says: {answer.unbuilt}" if answer.no_kernel else profile.cpu_gap
         trouble = None if answer.no_kernel else answer.unbuilt
         return replace(
-            profile, max_model_len=length, sources=sources, cpu_gap=gap, engine_trouble=trouble,
+            profile, max_model_len=length, sources=sources, cpu_gap=gap, class_gap=None, engine_trouble=trouble,
             assumed=tuple(key for key in profile.assumed if key != "max_position_embeddings"),
         )  # fmt: skip
     layers = tuple(_layers(answer, profile.kv_element_bytes))
     return replace(
-        profile, max_model_len=length, sources=(ENGINE,), cpu_gap=None, unread=None, assumed=(), layers=layers,
+        profile, max_model_len=length, sources=(ENGINE,), cpu_gap=None, class_gap=None, unread=None, assumed=(),
+        layers=layers,
         weights_bytes=answer.weights_bytes, weights_source=f"{engine}: parameters of its class",
         kv_bytes_per_token=sum(its.count * its.heads * its.head_bytes for its in layers),
         num_attention_heads=answer.heads or profile.num_attention_heads,

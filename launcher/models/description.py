@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from launcher.base.text import quoted
+
 Json = Mapping[str, Any]
 
 _TABLE: Final = Path(__file__).with_name("class_defaults.json")
@@ -154,6 +156,44 @@ def _completed(part: Json, kind: str, row: Json, usual: Json) -> Json:
     return text
 
 
+# --- Classes that vLLM may not have. ---
+
+# Endings that vLLM exchanges to find a model's class (vllm/config/model.py, _SUFFIX_TO_DEFAULTS, 0.32).
+_ENDINGS: Final = (
+    "ForCausalLM", "ForConditionalGeneration", "ChatModel", "LMHeadModel", "ForTextEncoding", "EmbeddingModel",
+    "ForSequenceClassification", "ForTokenClassification", "ForAudioClassification", "ForImageClassification",
+    "ForVideoClassification", "ClassificationModel", "ForRewardModeling", "RewardModel", "Model",
+)  # fmt: skip
+_MISTRAL: Final = "transformer"
+_MAX_NAME: Final = 60
+
+
+def class_gap(its: Description) -> str | None:
+    """The reason why only vLLM itself can tell whether it takes the model; None where it has the model's class."""
+    kind, named = _kind_of(its.config), its.architecture
+    if not kind:
+        return "config.json has no model_type"
+    if kind != _MISTRAL and not _row(kind, top=True):
+        return f"its model_type, {quoted(kind, _MAX_NAME)}, has no class in vLLM {versions().vllm} or its transformers"
+    if named is not None and not _has_class(named):
+        return f"vLLM {versions().vllm} has no model of its own for {quoted(named, _MAX_NAME)}"
+    return None
+
+
+def _has_class(architecture: str) -> bool:
+    known = _architectures()
+    ending = next((each for each in _ENDINGS if architecture.endswith(each)), None)
+    stem = architecture if ending is None else architecture.removesuffix(ending)
+    return architecture in known or (
+        ending is not None and any(f"{stem}{other}" in known for other in _ENDINGS)
+    )
+
+
+@cache
+def _architectures() -> frozenset[str]:
+    return frozenset(_table()["architectures"])
+
+
 # --- params.json, Mistral's own format. ---
 
 _MISTRAL_KEYS: Final = {
@@ -178,7 +218,7 @@ def from_mistral(params: Json, beside: Json | None = None) -> dict[str, Any]:
     _windows(config)
     moe = config.get("moe")
     shared = moe.get("num_shared_experts") if isinstance(moe, dict) else None
-    kind, architecture = config.get("model_type", "transformer"), "MistralForCausalLM"
+    kind, architecture = config.get("model_type", _MISTRAL), "MistralForCausalLM"
     if config.get("qk_nope_head_dim") or shared:
         kind, architecture = "deepseek_v3", "MistralLarge3ForCausalLM"
     elif moe:

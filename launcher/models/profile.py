@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from launcher.models.cpu_backend import gap_of, kv_cache_dtype, method_of, quantization_of
-from launcher.models.description import Description, describe
+from launcher.models.description import Description, class_gap, describe
 from launcher.models.layer_state import are_proved, is_encoder, is_latent, layers_of, shape_of
 from launcher.models.layers import (
     KvLayers,
@@ -39,6 +39,10 @@ _SCALED_ROPE: Final = frozenset(
 _SHORTENED: Final = {"embedding_gemma2": 8192}
 # A description damaged in any way raises one of these, or UnreadError.
 _DAMAGED: Final = (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError, ValueError)
+
+
+ENGINE: Final = "engine"
+"""In `ModelProfile.sources`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,8 @@ class ModelProfile:
     """Origins of the figures: engine (asked once), config, defaults (of the class), headers (of the weights), assumed."""
     cpu_gap: str | None = None
     """The part that vLLM's CPU backend cannot build."""
+    class_gap: str | None = None
+    """The reason why only vLLM itself can tell whether it takes the model's class."""
     engine_request: EngineRequest | None = None
     """The engine's own figure for one request; None where it was not asked."""
     engine_refusal: str | None = None
@@ -116,6 +122,12 @@ class ModelProfile:
     @property
     def known(self) -> bool:
         return self.weights_bytes is not None and self.kv_bytes_per_token is not None
+
+    @property
+    def asked(self) -> bool:
+        """The engine was asked about it, whatever it said."""
+        said = self.engine_refusal is not None or self.engine_trouble is not None
+        return said or ENGINE in self.sources
 
     @property
     def kv_layers(self) -> tuple[KvLayers, ...]:
@@ -206,6 +218,7 @@ def _read(
         assumed=assumed,
         sources=tuple(_sources(its, assumed, proved=proved)),
         cpu_gap=gap_of(its, method_of(quantization)),
+        class_gap=class_gap(its),
     )
 
 

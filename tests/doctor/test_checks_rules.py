@@ -199,12 +199,10 @@ def test_a_command_of_ones_own_has_no_zentorch_nor_openmp_row() -> None:
     ("model", "verdict", "said"),
     [
         (AskedModel("m", GIB, 2 * GIB, 4096), Verdict.OK, "weights 1 GiB, one request of 4096 tokens 2 GiB"),
-        (AskedModel("m", wrong="no kernel"), Verdict.WARN, "m: the engine will not start it: no kernel"),
-        (AskedModel("m", silent="late"), Verdict.WARN, "m: the engine did not say what it needs: late"),
         (
-            AskedModel("", silent="cannot read"),
+            AskedModel("m", doubts=(Trouble("the engine does not take 'm': no kernel", "use another"),)),
             Verdict.WARN,
-            "the engine did not say what it needs: cannot read",
+            "the engine does not take 'm': no kernel",
         ),
     ],
 )

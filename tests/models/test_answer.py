@@ -14,7 +14,7 @@ from launcher.models.profile import ModelProfile
 READ = ModelProfile(
     weights_bytes=100, kv_bytes_per_token=4096, max_model_len=None, num_attention_heads=8, num_kv_heads=8, num_layers=1,
     layers=(KvLayers(LayerKind.FULL, 1, 8, 512, head_size=128),), sources=("config", "assumed"), quantization="awq",
-    assumed=("max_position_embeddings", "head_dim"), cpu_gap="sparse attention",
+    assumed=("max_position_embeddings", "head_dim"), cpu_gap="sparse attention", class_gap="no class",
 )  # fmt: skip
 BUILT = Answer(
     max_model_len=1000, heads=16, kv_heads=2, request_bytes=7, step_tokens=2048, element_bytes=2, weights_bytes=900,
@@ -33,7 +33,9 @@ def test_a_class_that_was_built_replaces_all_that_was_read_or_assumed() -> None:
     )
     assert (its.max_model_len, its.weights_bytes, its.kv_bytes_per_token) == (1000, 900, 4096)
     assert (its.num_attention_heads, its.num_kv_heads, its.num_layers) == (16, 2, 5)
-    assert (its.sources, its.assumed, its.cpu_gap) == (("engine",), (), None)
+    assert (its.sources, its.assumed, its.cpu_gap, its.class_gap) == (("engine",), (), None, None)
+    assert its.asked
+    assert not READ.asked
     assert its.quantization == "awq"
     assert its.engine_request is not None
     assert (its.engine_request.tokens, its.engine_request.request_bytes) == (1000, 7)

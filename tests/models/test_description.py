@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from launcher.models.description import describe, from_mistral, versions
+from launcher.models.description import class_gap, describe, from_mistral, versions
 
 SIZES = {"num_hidden_layers": 4, "num_attention_heads": 4, "hidden_size": 256}
 
@@ -101,3 +101,29 @@ def test_the_table_is_of_the_vllm_that_this_project_installs() -> None:
     except metadata.PackageNotFoundError:
         return
     assert versions().transformers == installed
+
+
+@pytest.mark.parametrize(
+    ("kind", "architecture", "gap"),
+    [
+        ("llama", "LlamaForCausalLM", None),
+        ("llama", None, None),
+        ("qwen3", "Qwen3ForSequenceClassification", None),
+        ("bert", "BertModel", None),
+        ("", "LlamaForCausalLM", "config.json has no model_type"),
+        ("mimo", "MiMoForCausalLM", "its model_type, mimo, has no class in vLLM"),
+        ("llama", "NobodysForCausalLM", "has no model of its own for NobodysForCausalLM"),
+        ("llama", "Nobodys", "has no model of its own for Nobodys"),
+        ("o\x1bdd", "LlamaForCausalLM", "its model_type, o"),
+    ],
+)
+def test_classes_that_vllm_may_not_have(kind: str, architecture: str | None, gap: str | None) -> None:
+    config = {"model_type": kind, "architectures": [architecture], "num_hidden_layers": 2}
+    found = class_gap(describe({key: value for key, value in config.items() if value}))
+    assert (found is None) == (gap is None)
+    assert (gap or "") in (found or "")
+    assert "\x1b" not in (found or "")
+
+
+def test_mistrals_own_format_has_a_class() -> None:
+    assert class_gap(describe(from_mistral({"dim": 64, "n_layers": 2, "n_heads": 4}))) is None

@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_read(tmp_path: Path) -> None:
     assert plan.needs == ()
     explicit = plan_of(tmp_path, unread, kv_cache="4GiB")
     assert explicit.violations == ()
-    assert [warning.code for warning in explicit.warnings] == ["memory-unchecked"]
+    assert [warning.code for warning in explicit.warnings] == ["memory-unchecked", "engine-not-asked"]
     assert "config.json has no num_hidden_layers" in explicit.warnings[0].message
 
 

@@ -14,7 +14,8 @@ from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, M
 from launcher.machine.topology import CpuInfo
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
-from launcher.plan.plan import NO_FACTS, Facts
+from launcher.plan.plan import NO_FACTS, Facts, Finding
+from support.plans import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=2**20, kv_bytes_per_token=1024, max_model_len=4096, num_attention_heads=12, num_kv_heads=4
@@ -264,6 +265,34 @@ def test_a_commands_arguments_are_judged(
     assert [finding.code for finding in plan.findings] == codes
 
 
+@pytest.mark.parametrize(
+    ("its", "guess"),
+    [
+        ({"assumed": ("num_key_value_heads",)}, "the usual num_key_value_heads is assumed"),
+        ({"class_gap": "config.json has no model_type"}, "config.json has no model_type"),
+        ({"unread": "no hidden_size", "kv_bytes_per_token": None}, "not understood (no hidden_size)"),
+        ({"cpu_gap": "sparse attention"}, "whether the CPU backend has its kernels"),
+        ({"quantization": "modelopt"}, "whether the CPU backend has its kernels"),
+        ({"layers": (KvLayers(LayerKind.STATE, 2),)}, "the size of its recurrent states"),
+    ],
+)
+def test_guesses_about_a_model_are_said_where_the_engine_was_not_asked(
+    its: dict[str, Any], guess: str
+) -> None:
+    def said(**more: Any) -> list[Finding]:
+        model = Model(name="m", path="/m")
+        config = Config(models=(model,), memory=Memory(kv_cache="4GiB"))
+        plan = make_plan(Machine().topology(), config, {"m": replace(PROFILE, **its, **more)})
+        return [finding for finding in plan.findings if finding.code == "engine-not-asked"]
+
+    (finding,) = said()
+    assert finding.severity == "warning"
+    assert guess in finding.message
+    assert "plan --ask-engine" in finding.remedy
+    for answer in ({"sources": ("engine",)}, {"engine_refusal": "no"}, {"engine_trouble": "late"}):
+        assert said(**answer) == []
+
+
 def test_a_guess_is_never_a_violation() -> None:
     odd = (KvLayers(LayerKind.FULL, 2, heads=4, head_bytes=2 * 168 * 2, head_size=168),)
     guessed = replace(PROFILE, layers=odd, assumed=("num_key_value_heads", "head_dim"))
@@ -272,6 +301,7 @@ def test_a_guess_is_never_a_violation() -> None:
         ("warning", "head-size"),
         ("warning", "tensor-parallel-heads"),
         ("warning", "assumed-size"),
+        ("warning", "engine-not-asked"),
     ]
     known = replace(PROFILE, layers=odd)
     assert ("violation", "head-size") in findings(profile=known)

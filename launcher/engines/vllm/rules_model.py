@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from typing import Final
 
 from launcher.base.text import GIB, format_size
-from launcher.config.schema import Model
-from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
+from launcher.config.schema import Model, Runtime
 from launcher.models.description import versions
 from launcher.models.layers import LayerKind
-from launcher.models.profile import UNKNOWN
-from launcher.plan.plan import Finding, Rule, Subject, violation, warning
+from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.plan.plan import EffectiveConfig, Finding, Rule, Subject, violation, warning
+from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
 
 _BLOCK_STEP: Final = 32
 _LENGTH: Final = "max_position_embeddings"
@@ -94,8 +94,7 @@ def _assumed_head(name: str, size: int) -> Finding:
 def assumed_sizes(subject: Subject) -> Iterator[Finding]:
     """Sizes that neither config.json, its class nor the weights give."""
     for model, profile in subject.models():
-        missing = [key for key in profile.assumed if key != _LENGTH or model.assumes_length]
-        if missing:
+        if missing := _missing(model, profile):
             length = (
                 f"; vLLM is started with --max-model-len {model.planned_len}" if _LENGTH in missing else ""
             )
@@ -105,6 +104,10 @@ def assumed_sizes(subject: Subject) -> Iterator[Finding]:
                 f"the usual{length}",
                 "set max_model_len and memory.kv_cache, or add the keys to config.json",
             )
+
+
+def _missing(model: EffectiveConfig, profile: ModelProfile) -> list[str]:
+    return [key for key in profile.assumed if key != _LENGTH or model.assumes_length]
 
 
 def stale_defaults(subject: Subject) -> Iterator[Finding]:
@@ -126,33 +129,61 @@ def _release(version: str) -> list[str]:
     return version.split(".")[:2]
 
 
-def cpu_backend(subject: Subject) -> Iterator[Finding]:
-    """Models that vLLM 0.32's CPU backend has no kernels for (models/cpu_backend.py)."""
-    for model, profile in subject.models():
-        if profile.cpu_gap:
-            yield warning(
-                "cpu-backend",
-                f"vLLM 0.32 cannot build {model.name!r} on CPU: it has {profile.cpu_gap}",
-                "use another model, or a vLLM whose CPU backend supports it",
-            )
-
-
 def engine_said(subject: Subject) -> Iterator[Finding]:
-    """The engine was asked, and does not take the model, or did not answer. It may be wrong about a start: no refusal."""
+    """The engine's answer, or what is known of its CPU backend. It may be wrong about a start: no refusal."""
     for model, profile in subject.models():
-        if profile.engine_refusal:
+        yield from doubts_of(model.name, profile)
+
+
+def doubts_of(name: str, profile: ModelProfile) -> Iterator[Finding]:
+    """The reasons against a start of one model: the engine's own words where it was asked, else what vLLM 0.32's CPU
+    backend is known to lack (models/cpu_backend.py). The same in `plan` and `doctor`."""
+    if profile.cpu_gap:
+        yield warning(
+            "cpu-backend",
+            f"vLLM 0.32 cannot build {name!r} on CPU: it has {profile.cpu_gap}",
+            "use another model, or a vLLM whose CPU backend supports it",
+        )
+    if profile.engine_refusal:
+        yield warning(
+            "engine-refuses",
+            f"the engine does not take {name!r}: {profile.engine_refusal}",
+            "expect the start to end with this; correct the model's files or engine.args, or use another vLLM",
+        )
+    if profile.engine_trouble:
+        yield warning(
+            "engine-silent",
+            f"the engine was asked about {name!r} without success, so the plan takes the figures of its files: "
+            f"{profile.engine_trouble}",
+            "ask again with numa-launcher plan --ask-engine; memory.kv_cache and max_model_len go before all figures",
+        )
+
+
+def engine_not_asked(subject: Subject) -> Iterator[Finding]:
+    """Figures of a model, or whether it can run at all, are guesses that the engine's answer would replace."""
+    if subject.config.engine.runtime is not Runtime.HOST:
+        return
+    for model, profile in subject.models():
+        guesses = [] if profile.asked else list(_guesses(subject, model, profile))
+        if guesses:
             yield warning(
-                "engine-refuses",
-                f"the engine does not take {model.name!r}: {profile.engine_refusal}",
-                "expect the start to end with this; correct the model's files or engine.args",
+                "engine-not-asked",
+                f"vLLM was not asked about {model.name!r}, and the plan rests on guesses: {'; '.join(guesses)}",
+                "run numa-launcher plan --ask-engine where vLLM is installed (some 20 seconds, once: the answer is kept)",
             )
-        if profile.engine_trouble:
-            yield warning(
-                "engine-silent",
-                f"the engine was asked about {model.name!r} without success, so the plan takes the figures of its files: "
-                f"{profile.engine_trouble}",
-                "ask again with numa-launcher plan --ask-engine; memory.kv_cache and max_model_len go before all figures",
-            )
+
+
+def _guesses(subject: Subject, model: EffectiveConfig, profile: ModelProfile) -> Iterator[str]:
+    if profile.unread:
+        yield f"its description is not understood ({profile.unread})"
+    if profile.class_gap and profile.file_format != "gguf":
+        yield profile.class_gap
+    if missing := _missing(model, profile):
+        yield f"the usual {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} assumed"
+    if _has_unknown_state(profile):
+        yield "the size of its recurrent states is not known"
+    if profile.cpu_gap or (profile.quantization and profile.quantization not in _quantizations(subject)):
+        yield "whether the CPU backend has its kernels is read from its description alone"
 
 
 def float16_on_zen(subject: Subject) -> Iterator[Finding]:
@@ -204,9 +235,7 @@ def context_length(subject: Subject) -> Iterator[Finding]:
 
 def quantization(subject: Subject) -> Iterator[Finding]:
     """vLLM refuses a method that differs from the checkpoint's; the CPU backend knows a few."""
-    known = _CPU_QUANTIZATIONS | (
-        _AMX_QUANTIZATIONS if "amx_tile" in subject.topology.cpu.flags else frozenset()
-    )
+    known = _quantizations(subject)
     for model, profile in subject.models():
         asked = model.quantization if model.quantization in _CPU_QUANTIZATIONS else None
         if asked and profile.quantization and asked != profile.quantization:
@@ -228,6 +257,11 @@ def quantization(subject: Subject) -> Iterator[Finding]:
                 f"{model.name!r} has GGUF files, which vLLM 0.32 cannot load without a plugin",
                 'use safetensors, or engine.kind = "command" with a server that reads GGUF',
             )
+
+
+def _quantizations(subject: Subject) -> frozenset[str]:
+    amx = "amx_tile" in subject.topology.cpu.flags
+    return _CPU_QUANTIZATIONS | (_AMX_QUANTIZATIONS if amx else frozenset())
 
 
 def weights_format(subject: Subject) -> Iterator[Finding]:
@@ -289,7 +323,7 @@ def sliding_window(subject: Subject) -> Iterator[Finding]:
 def unknown_state(subject: Subject) -> Iterator[Finding]:
     """A recurrent layer whose state config.json does not describe is not in the ledger."""
     for model, profile in subject.models():
-        if any(its.kind is LayerKind.STATE and not its.state_bytes for its in profile.layers):
+        if _has_unknown_state(profile):
             yield warning(
                 "state-unknown",
                 f"{model.name!r} has recurrent layers whose state its config.json does not describe: the plan counts "
@@ -298,10 +332,14 @@ def unknown_state(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def _has_unknown_state(profile: ModelProfile) -> bool:
+    return any(its.kind is LayerKind.STATE and not its.state_bytes for its in profile.layers)
+
+
 MODEL_RULES: Final[tuple[Rule, ...]] = (
     block_size, latent_attention, head_size, float16_on_zen, tensor_parallel, context_length, quantization,
-    kv_cache_type, kv_whole_gib, sliding_window, unknown_state, assumed_sizes, stale_defaults, cpu_backend,
-    engine_said, weights_format,
+    kv_cache_type, kv_whole_gib, sliding_window, unknown_state, assumed_sizes, stale_defaults, engine_said,
+    engine_not_asked, weights_format,
 )  # fmt: skip
 
 
