@@ -49,7 +49,7 @@ def node_cpus_of(
         emulated.extend(emulated_groups(files, result))
         alike = CpuSet(node for group in emulated for node in group)
         node_of = {
-            cpu: _first_link(files, cpu, claims[cpu])
+            cpu: min(claims[cpu])  # as lscpu(1), and with it vLLM
             if CpuSet(claims[cpu]) <= alike
             else _linked_node(files, cpu, claims[cpu])
             for cpu in clash
@@ -94,12 +94,6 @@ def emulated_groups(files: Root, cpus_of: Mapping[int, CpuSet]) -> tuple[CpuSet,
         if len(nodes) > 1 and near:
             groups.append(CpuSet(nodes))
     return tuple(sorted(groups, key=lambda group: group.first))
-
-
-def _first_link(files: Root, cpu: int, claims: list[int]) -> int:
-    """The node that an emulated one's cpu links to; kernels may link it to none or all of them."""
-    linked = files.ids(f"{CPU_FOLDER}/cpu{cpu}", "node") or CpuSet()
-    return min(linked & CpuSet(claims), default=min(claims))
 
 
 def _linked_node(files: Root, cpu: int, claims: list[int]) -> int:

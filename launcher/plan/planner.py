@@ -63,6 +63,9 @@ def lint(
     return tuple(finding for rule in rules for finding in rule(subject))
 
 
+# Weights and processes take more than this of a node beside the KV cache.
+_NEARLY = 0.9
+
 # Above this many cpus an instance keeps one core out of its OpenMP lists for API server and
 # EngineCore, which would otherwise share a cpu with a spinning worker thread (vllm#25818, #43240).
 _CPUS_TO_SPARE_ONE = 4
@@ -122,6 +125,8 @@ def make_plan(
     for zone in zones:
         placed.extend(_place(zone, topology, config, models, findings, targets=targets, planning=planning))
     placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
+    if planning.binds_itself:
+        placed = _over_emulated_nodes(placed, topology)
     slots = tuple(
         Slot(i, config.models[model], models[model], placement, kv_cache_bytes=None)
         for i, (model, placement) in enumerate(placed)
@@ -330,13 +335,7 @@ def _membind(
                 "node with memory in common",
             )
         elif target != node:
-            finding = warning(
-                "remote-memory",
-                f"node {node} has no usable memory: its instances are bound to node {target}, the nearest node with "
-                "memory. Before it takes an explicit KV cache vLLM 0.32 looks at the free memory of the cpus' own node, "
-                "and may refuse to start",
-                f"exclude node {node} with models.nodes, or add memory to it",
-            )
+            finding = _remote(node, target, topology, alone=alone)
         else:
             finding = None
         if target is not None:
@@ -346,6 +345,56 @@ def _membind(
         if finding is not None and finding not in findings:
             findings.append(finding)
     return CpuSet(bound)
+
+
+def _remote(node: int, target: int, topology: Topology, *, alone: bool) -> Finding:
+    """vLLM 0.32 compares its KV cache with the free memory of the node of its cpus, wherever it is bound
+    (v1/worker/cpu_worker.py, determine_available_memory): 0 where the node has none."""
+    empty = topology.node(node).memory_bytes == 0
+    if empty and alone:
+        return warning(
+            "remote-memory",
+            f"node {node} has no memory: its instances are bound to node {target}, the nearest node with memory, but vLLM "
+            "0.32 does not start there: it compares its KV cache with the free memory of the cpus' own node",
+            f"exclude node {node} with models.nodes or layout.cpus, or add memory to it",
+        )
+    return warning(
+        "remote-memory",
+        f"node {node} has no {'memory' if empty else 'memory that may be used here'}: its instances are bound to node "
+        f"{target}, the nearest node with memory",
+        f"exclude node {node} with models.nodes or layout.cpus, or "
+        + (
+            "add memory to it"
+            if empty
+            else "let AllowedMemoryNodes= of service and slice, or cpuset.mems, have it"
+        ),
+    )
+
+
+def _over_emulated_nodes(
+    placed: list[tuple[int, Placement]], topology: Topology
+) -> list[tuple[int, Placement]]:
+    """Instances on the cpus of emulated nodes, each bound to one of these; the lowest node takes none.
+
+    vLLM's worker binds itself to a single node. Wherever that is, vLLM 0.32 compares its KV cache with the free memory of
+    the cpus' node, which is the lowest of those that list them (lscpu(1); v1/worker/cpu_worker.py): kept free, it allows
+    each instance as much as its own node has, also one that is started again beside others."""
+    found = list(placed)
+    for group in topology.emulated:
+        its = [index for index, (_, placement) in enumerate(placed) if placement.membind <= group]
+        most = topology.node(group.first).memory_bytes / _NEARLY
+        others = [
+            node
+            for node in (group & topology.allowed_nodes) - CpuSet((group.first,))
+            if 0 < topology.node(node).memory_bytes <= most
+        ]
+        if len(its) < 2 or len(others) < 2:
+            continue
+        for number, index in enumerate(its):
+            model, placement = found[index]
+            bound = CpuSet((others[number % len(others)],))
+            found[index] = (model, replace(placement, membind=bound, remote=True))
+    return found
 
 
 def memory_nodes(topology: Topology, parts: Iterable[Part]) -> dict[int, int | None]:

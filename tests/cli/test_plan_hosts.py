@@ -109,11 +109,28 @@ def test_nodes_without_memory_share_the_others_by_room(plan: Any, tmp_path: Path
     away = [slot for slot in found["slots"] if str(slot["node"]) != slot["membind"]]
     assert len(away) == 2
     assert all(slot["env"]["CPU_VISIBLE_MEMORY_NODES"] == slot["membind"] for slot in away)
+    said = [its for its in found["warnings"] if its["code"] == "remote-memory"]
+    assert len(said) == 2
+    assert all("vLLM 0.32 does not start there" in its["message"] for its in said)
+    without = plan(tmp_path / "root", "--instances-per-socket", "4", "--set", "models.0.nodes=[1,2]")
+    assert not without["findings"] or "remote-memory" not in codes(without, "warning")
 
 
-def emulated(root: Path, nodes: int, links: str = "0") -> Path:
+def test_memory_that_may_not_be_used_is_told_from_memory_that_is_not_there(plan: Any, tmp_path: Path) -> None:
+    """vLLM 0.32 starts there: the cpus' own node has free memory that it can look at."""
+    root = Machine(nodes=2, cores=8).write(tmp_path / "root")
+    put(root / "proc/self/mountinfo", V2)
+    put(root / "proc/self/cgroup", "0::/job")
+    put(root / "sys/fs/cgroup/job/cpuset.mems.effective", "1")
+    found = plan(root)
+    (said,) = (its for its in found["warnings"] if its["code"] == "remote-memory")
+    assert "node 0 has no memory that may be used here" in said["message"]
+    assert "AllowedMemoryNodes=" in said["remedy"]
+
+
+def emulated(root: Path, nodes: int, links: str = "0", gib: int = 16) -> Path:
     """numa=fake of a machine with one node: each lists the same cpus."""
-    Machine(cores=4, node_bytes=16 * GIB // nodes).write(root)
+    Machine(cores=4, node_bytes=gib * GIB // nodes).write(root)
     one = root / "sys/devices/system/node"
     put(one / "online", f"0-{nodes - 1}")
     meminfo = (one / "node0/meminfo").read_text()
@@ -147,6 +164,31 @@ def test_an_emulated_node_that_has_room_is_planned(plan: Any, tmp_path: Path) ->
     assert not found["violations"]
     assert found["slots"][0]["membind"] == "0"
     assert "emulated-nodes" in codes(found, "warning")
+
+
+@pytest.mark.parametrize(
+    ("nodes", "count", "bound"),
+    [(4, 2, ["1", "2"]), (3, 4, ["1", "2", "1", "2"]), (2, 2, ["0", "0"]), (4, 1, ["0"])],
+)
+def test_instances_take_the_memory_of_several_emulated_nodes(
+    plan: Any, tmp_path: Path, nodes: int, count: int, bound: list[str]
+) -> None:
+    """vLLM binds each to one, and compares its KV cache with the free memory of the lowest, which takes none."""
+    found = plan(
+        emulated(tmp_path / "root", nodes, gib=256),
+        "--instances-per-socket",
+        f"{count}",
+        "--kv-cache",
+        "8GiB",
+    )
+    assert not found["violations"]
+    assert [slot["membind"] for slot in found["slots"]] == bound
+    for slot in found["slots"]:
+        assert slot["env"].get("CPU_VISIBLE_MEMORY_NODES") == (
+            None if slot["membind"] == "0" else slot["membind"]
+        )
+    charged = {f"{row['node']}": len(row["slots"]) for row in found["ledger"]}
+    assert charged == {node: bound.count(node) for node in bound}
 
 
 def test_a_command_of_ones_own_gets_all_emulated_nodes(plan: Any, tmp_path: Path) -> None:

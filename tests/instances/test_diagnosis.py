@@ -34,6 +34,15 @@ LINES: list[tuple[str, str, Retry]] = [
         Retry.BACKOFF,
     ),
     (
+        "node-without-memory",
+        (
+            "(Worker pid=24250) ERROR 11-27 11:49:54 [multiproc_executor.py:1063] ValueError: Available memory on node 0 "
+            "(0.0/0.0 GiB) on kv cache allocation is less than requested memory for kv (0.06 GiB). Decrease "
+            "--kv-cache-memory-bytes, VLLM_CPU_KVCACHE_SPACE, or reduce CPU memory used by other processes."
+        ),
+        Retry.NEVER,
+    ),
+    (
         "memory-utilization",
         (
             "ValueError: Available memory on node 0 (3.2/9.84 GiB) on startup is less than desired CPU memory utilization "

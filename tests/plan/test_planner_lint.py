@@ -15,7 +15,6 @@ from launcher.machine.topology import CpuInfo
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import NO_FACTS, Facts, Finding
-from support.plans import make_plan
 
 PROFILE = ModelProfile(
     weights_bytes=2**20, kv_bytes_per_token=1024, max_model_len=4096, num_attention_heads=12, num_kv_heads=4

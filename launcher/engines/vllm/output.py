@@ -48,7 +48,13 @@ _CPU_BUILD: Final = (
 
 CAUSES: Final[tuple[Rule, ...]] = (
     rule(
-        "kv-too-large", r"on kv cache allocation is less than requested memory for kv",
+        # v1/worker/cpu_worker.py, 0.32: the node of the cpus, whatever node the worker is bound to.
+        "node-without-memory", r"Available memory on node \d+ \(0\.0/0\.0 GiB\) on kv cache allocation",
+        "vLLM does not start on the cpus of a node without memory",
+        "exclude that node with models.nodes or layout.cpus, or add memory to it", Retry.NEVER,
+    ),
+    rule(
+        "kv-too-large", r"(?<!\(0\.0/0\.0 GiB\)) on kv cache allocation is less than requested memory for kv",
         "the node has less free memory than the KV cache wants",
         "lower memory.kv_cache, or free memory on the node", Retry.BACKOFF,
     ),

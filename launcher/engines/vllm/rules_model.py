@@ -7,11 +7,11 @@ from typing import Final
 
 from launcher.base.text import GIB, format_size
 from launcher.config.schema import Model, Runtime
+from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
 from launcher.models.description import versions
 from launcher.models.layers import LayerKind
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import EffectiveConfig, Finding, Rule, Subject, violation, warning
-from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
 
 _BLOCK_STEP: Final = 32
 _LENGTH: Final = "max_position_embeddings"
