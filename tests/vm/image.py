@@ -35,6 +35,8 @@ NEEDS: Final = {
 PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "util-linux", "procps", "busybox-static"),
     *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libsystemd0", "haproxy"),
+    # Addresses and links that come and go.
+    "iproute2",
 )
 # Beside the project's own dependencies, for tests that run inside.
 TEST_WHEELS: Final = ("hypothesis>=6.100", "pytest>=8.3", "pytest-asyncio>=1.5", "pytest-timeout>=2.3")
@@ -49,7 +51,7 @@ MODULES: Final = (
         "fs/netfs",
     ),
     *("fs/fscache", "fs/ext4", "fs/jbd2", "fs/mbcache.ko", "lib", "arch/x86/crypto/crc32c-intel.ko"),
-    *("crypto/crc32c_generic.ko", "drivers/cxl", "drivers/dax", "fs/autofs"),
+    *("crypto/crc32c_generic.ko", "drivers/cxl", "drivers/dax", "fs/autofs", "drivers/net/dummy.ko"),
 )
 # Work of a first boot that tests do not need; each item costs seconds under emulation.
 MASKED: Final = (

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from notes import note, sh, status, until
-from units import UNIT, install_package, install_units
+from units import BIN, UNIT, install_package, install_units
 
 READY_S = 600.0
 ADDRESS = "10.86.0.7"
 MOUNT, MODEL = Path("/srv/share"), Path("/srv/share/model")
-ASK = f"""
-import http.client
-to = http.client.HTTPConnection({ADDRESS!r}, 8000); to.request("GET", "/health"); print(to.getresponse().status)
+ASK = """
+import http.client, sys
+to = http.client.HTTPConnection(sys.argv[1], 8000); to.request("GET", "/health"); print(to.getresponse().status)
 """
 
 
@@ -68,6 +68,25 @@ def mount() -> None:
     (MODEL / "metrics").write_text("")
 
 
+def link() -> None:
+    """As a network card that is found late, or a floating address that moves here."""
+    for words in (
+        ("link", "add", "late0", "type", "dummy"),
+        ("address", "add", f"{ADDRESS}/24", "dev", "late0"),
+        ("link", "set", "late0", "up"),
+    ):
+        note(" ".join(words[:2]), sh("ip", *words))
+
+
+def asked(address: str) -> dict[str, Any]:
+    return sh(sys.executable, "-I", "-c", ASK, address)
+
+
+def listening() -> list[str]:
+    """Local addresses of every TCP listener of the host."""
+    return [line.split()[3] for line in sh("ss", "-Hltn")["out"].splitlines()]
+
+
 def unit(name: str, what: str) -> str:
     return str(sh("systemctl", "show", f"--property={what}", "--value", name)["out"].strip())
 
@@ -83,13 +102,16 @@ def look() -> None:
         "before the mount",
         [said, unit(f"{UNIT}.service", "ActiveState"), unit(f"{UNIT}.service", "StatusText")],
     )
+    note("asked meanwhile", sh(str(BIN / UNIT), "status"))
     note("socket", unit(f"{UNIT}.socket", "ActiveState"))
     mount()
     note("after the mount", until(lambda: status().get("ready"), READY_S))
     note("restarts", unit(f"{UNIT}.service", "NRestarts"))
-    note("before the address", sh(sys.executable, "-I", "-c", ASK))
-    note("add address", sh("ip", "address", "add", f"{ADDRESS}/32", "dev", "lo"))
-    note("after the address", sh(sys.executable, "-I", "-c", ASK))
+    note("before the address", [asked(ADDRESS), asked("127.0.0.1"), listening()])
+    note("absent", status().get("absent_endpoints"))
+    link()
+    note("after the address", [asked(ADDRESS), asked("127.0.0.1"), listening()])
+    note("absent no more", status().get("absent_endpoints"))
     note("away", sh("umount", "--lazy", str(MOUNT)))
     sh("systemctl", "kill", "--signal=KILL", f"{UNIT}-slot0.service")
     note(
