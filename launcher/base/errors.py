@@ -9,6 +9,13 @@ from typing import ClassVar, Final
 # This process itself lacks descriptors or memory: what it wanted to ask or open says nothing of the other side.
 OWN_SHORTAGE: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS})
 
+# Errors of a path whose file system is not mounted (yet), does not answer, or has lost its server: they may pass.
+AWAY: Final = frozenset({
+    errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNREFUSED,
+    errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ESHUTDOWN,
+    errno.ENODEV, errno.ENXIO, errno.EAGAIN, *OWN_SHORTAGE,
+})  # fmt: skip
+
 # What socket.create_server puts after the system's text, and asyncio before it: the address, which the message quotes.
 _BINDING: Final = re.compile(
     r" \(while attempting to bind on address .*\)$|^error while attempting to bind on address \(.*?\): (?:\[errno \d+\] )?"

@@ -13,6 +13,7 @@ from launcher.cli import options
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from launcher.base.errors import PassingError
     from launcher.daemon.deployment import Deployment
 
 T = TypeVar("T")
@@ -27,7 +28,9 @@ FIRST_WAIT_S: Final = 1.0
 LONGEST_WAIT_S: Final = 30.0
 
 
-def when_there(build: Callable[[], T], wait: Callable[[float], object], tell: Callable[[str], None]) -> T:
+def when_there(
+    build: Callable[[], T], wait: Callable[[float], object], tell: Callable[[PassingError], None]
+) -> T:
     """What `build` makes, as soon as what it needs is there: after a PassingError it is asked again, `wait` seconds later.
 
     `tell` gets each new error. Raises LauncherError for any other."""
@@ -40,7 +43,7 @@ def when_there(build: Callable[[], T], wait: Callable[[float], object], tell: Ca
         except PassingError as error:
             if error.message != told:
                 told = error.message
-                tell(f"{error.message}; waiting for it ({error.remedy})")
+                tell(error)
         wait(delay_s)
         delay_s = min(LONGEST_WAIT_S, 2 * delay_s)
 
@@ -55,9 +58,14 @@ def run(args: argparse.Namespace) -> int:
 
     from launcher.base import log_lines, processes  # noqa: PLC0415  heavy
     from launcher.daemon import process  # noqa: PLC0415  heavy
-    from launcher.daemon.deployment import asking_at_start, build_deployment, require_models  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import (  # noqa: PLC0415  heavy
+        asking_at_start,
+        build_deployment,
+        require_models,
+    )
     from launcher.daemon.main import serve  # noqa: PLC0415  heavy
     from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
+    from launcher.daemon.waiting import WaitingRoom, require  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
     log_lines.set_up(config.logging.level, config.logging.format.value)
@@ -72,14 +80,15 @@ def run(args: argparse.Namespace) -> int:
         def build_now() -> Deployment:
             hangup.clear()
             now = options.config_of(args)
-            require_models(now)
+            require(now)
             return with_measured_layout(build_deployment(now, asking=asking_at_start(now)))
 
         def tell(text: str) -> None:
             logging.getLogger(__name__).warning("%s", text)
             process.status(text)
 
-        deployment = when_there(build_now, hangup.wait, tell)
+        with WaitingRoom(config.control, tell) as room:
+            deployment = when_there(build_now, hangup.wait, room.tell)
         config = deployment.config
         if warning := processes.too_few(limit, config.proxy.max_connections, deployment.connections):
             logging.getLogger(__name__).warning("%s", warning)

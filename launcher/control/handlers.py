@@ -15,7 +15,7 @@ from launcher.base.errors import BusyError, LauncherError, NotFoundError
 from launcher.base.redaction import Redactor
 from launcher.base.text import quoted
 from launcher.control.connections import Bound, Peer, Shares
-from launcher.control.messages import REDACT, Endpoint, Request, SlotCommand
+from launcher.control.messages import ENDPOINTS, REDACT, Endpoint, Request, SlotCommand
 
 # --- What an operator may ask of a daemon, as the control socket needs it; daemon and tests implement it.
 
@@ -243,6 +243,27 @@ FOLLOWERS: Final = Bound(16, 64)
 LINES_A_TURN: Final = 64
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class NotYet:
+    """Instead of Answers, while a daemon waits for what it lacks: to every question, that and why."""
+
+    def __init__(self, why: Callable[[], LauncherError]) -> None:
+        self._why = why
+
+    @property
+    def handlers(self) -> Mapping[str, Handler]:
+        return {endpoint.name: self.act for endpoint in ENDPOINTS}
+
+    async def act(self, _request: web.Request) -> web.StreamResponse:
+        """Raises BusyError."""
+        why = self._why()
+        raise BusyError(f"cannot answer yet, the daemon waits: {why.message}", why.remedy)
+
+    async def redacted(
+        self, _request: web.Request, response: web.StreamResponse, _endpoint: Endpoint | None
+    ) -> web.StreamResponse:
+        return response
 
 
 class Answers:

@@ -28,6 +28,7 @@ from launcher.control.handlers import (
     Asking,
     ControlAction,
     Handler,
+    NotYet,
     Operations,
     command_of,
     follows,
@@ -66,7 +67,7 @@ class ControlServer:
         self,
         path: str,
         group: str | None,
-        operations: Operations,
+        operations: Operations | NotYet,
         *,
         read_group: str | None = None,
         record: Callable[[ControlAction], None] = unrecorded,
@@ -82,7 +83,7 @@ class ControlServer:
         self._read_group = f"group '{read_group}' (control.read_group)"
         # Without one, the file has the daemon's own group, and its members may use it.
         self._allowed_group = os.getegid() if self._group is None else self._group
-        self._answers = Answers(operations, followers)
+        self._answers = operations if isinstance(operations, NotYet) else Answers(operations, followers)
         self._record = record
         self._runner: web.AppRunner | None = None
         self._endpoints: dict[tuple[str, str], Endpoint] = {}

@@ -122,6 +122,12 @@ def problems_of_daemon(status: Status) -> Iterator[Problem]:
             remedy="see systemctl status numa-launcher.socket; then systemctl restart numa-launcher.socket numa-launcher",
             level=Level.BAD,
         )
+    if absent := status.get("absent_endpoints"):  # a daemon from before an upgrade does not send it
+        yield Problem(
+            what=f"no interface of this host has the address of {', '.join(absent)}",
+            remedy="it is served as soon as one has it; correct a wrong one in numa-launcher.socket, or in [proxy] listen",
+            level=Level.BAD if _is_cut_off(status) else Level.WARN,
+        )
     yield from _of_queue(status)
     if unapplied := status.get("unapplied"):  # a daemon from before an upgrade does not send it
         yield Problem(
@@ -148,13 +154,20 @@ def no_answer(message: str, remedy: str, silent_s: float | None) -> Verdict:
 
 
 def level(status: Status) -> int:
-    """0: every slot is ready and watched, and the certificate is valid. 1: some are, or it is not. 2: none is ready, or no
-    client can reach them."""
+    """0: every slot is ready and watched, the certificate is valid, each listener's address is here. 1: some are, or one is
+    not. 2: none is ready, or no client can reach them."""
     ready, slots = status["ready"], status["slots"]
-    if status.get("no_listener"):
+    if not ready or status.get("no_listener") or _is_cut_off(status):
         return 2
     refused = any(file["state"] in _REFUSED for file in status.get("files", ()))
-    return 2 if not ready else int(ready < len(slots) or refused or any(slot["unwatched"] for slot in slots))
+    unwatched = any(slot["unwatched"] for slot in slots)
+    return int(ready < len(slots) or refused or unwatched or bool(status.get("absent_endpoints")))
+
+
+def _is_cut_off(status: Status) -> bool:
+    """Whether no listener has an address of this host."""
+    absent = status.get("absent_endpoints", ())
+    return bool(absent) and set(absent) == set(status["endpoints"])
 
 
 def _line(status: Status, now: float, problems: Sequence[Problem]) -> str:

@@ -212,6 +212,11 @@ class Daemon:
     async def _open(self, ready: Sequence[socket.socket]) -> None:
         await self.proxy.start(ready)
         log.info("endpoint %s, %d instances", self.proxy.endpoint, len(self.operations.deployment.plan.slots))
+        if absent := self.proxy.absent_endpoints:
+            log.warning(
+                "no interface of this host has the address of %s yet (ip addr): clients reach it as soon as one has",
+                ", ".join(absent),
+            )
         idle = unused(self.operations.deployment.config.proxy.listen, self.proxy.endpoints) if ready else []
         if idle:
             log.warning(

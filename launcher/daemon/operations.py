@@ -207,6 +207,8 @@ class Operations:
             slots=slots,
             ready=self.ready,
             endpoint=next(iter(self._proxy.endpoints), ""),
+            endpoints=tuple(self._proxy.endpoints),
+            absent_endpoints=tuple(self._proxy.absent_endpoints),
             version=launcher.__version__,
             build=build(),
             pid=os.getpid(),

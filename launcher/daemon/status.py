@@ -144,6 +144,10 @@ class Status:
     """Number of ready slots."""
     endpoint: str
     """URL of the first listener; empty without one."""
+    endpoints: tuple[str, ...] = ()
+    """URLs of all listeners."""
+    absent_endpoints: tuple[str, ...] = ()
+    """Those of `endpoints` whose address no interface of this host has: nobody reaches them until one has."""
     version: str
     """Version of numa-launcher."""
     build: str

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, assert_never
 
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.engines import command
 from launcher.engines.base import Engine
@@ -137,12 +137,14 @@ def cache_dir(configured: str | None) -> Path:
 
 
 def read_token(path: Path) -> str:
-    """The Hugging Face token in a file. Raises LauncherError; the message never contains the token."""
+    """The Hugging Face token in a file. Raises LauncherError, PassingError where the file may come by itself, without
+    the token."""
     try:
         token = path.expanduser().read_text(encoding="utf-8-sig").strip()
     except (OSError, UnicodeDecodeError) as error:
         why = reason(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise LauncherError(
+        kind = PassingError if isinstance(error, OSError) and error.errno in AWAY else LauncherError
+        raise kind(
             f"cannot read engine.hf_token_file {str(path)!r}: {why}",
             "write the token to this file, readable by this user",
         ) from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -11,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.base.errors import OWN_SHORTAGE, LauncherError, PassingError, reason
+from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.models import gguf, weight_files
 from launcher.models.description import describe, from_mistral
 from launcher.models.gguf import read_gguf
@@ -227,18 +226,10 @@ def read_profile(
     return _with_weights(profile, weights)
 
 
-# A path whose file system is not mounted (yet), does not answer, or has lost its server.
-_AWAY: Final = frozenset({
-    errno.ENOENT, errno.ENOTDIR, errno.ESTALE, errno.EIO, errno.EREMOTEIO, errno.ENOTCONN, errno.ECONNREFUSED,
-    errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ESHUTDOWN,
-    errno.ENODEV, errno.ENXIO, errno.EAGAIN, *OWN_SHORTAGE,
-})  # fmt: skip
-
-
 def away(path: str, error: OSError) -> LauncherError:
     """The error for a model that cannot be read: a PassingError where it may come back by itself."""
     where = "" if error.filename is None or str(error.filename) == path else f"{error.filename}: "
-    kind = PassingError if error.errno in _AWAY else LauncherError
+    kind = PassingError if error.errno in AWAY else LauncherError
     return kind(f"cannot read model {path!r}: {where}{reason(error)}", _REMEDY)
 
 

@@ -253,6 +253,11 @@ class ProxyServer:
     def endpoints(self) -> list[str]:
         return [] if self._listener is None else list(self._listener.endpoints)
 
+    @property
+    def absent_endpoints(self) -> list[str]:
+        """Those of them whose address no interface of this host has now."""
+        return [] if self._listener is None else self._listener.absent
+
     def add_upstream(
         self,
         slot: int,

@@ -55,6 +55,22 @@ def test_a_daemon_that_listens_nowhere_is_down() -> None:
     assert "systemctl status numa-launcher.socket" in found.problems[0].remedy
 
 
+HERE, LATE = "http://10.0.0.1:8000", "http://10.0.0.7:8000"
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "words", "level_"),
+    [((HERE, LATE), "DEGRADED 1/1 ready; ", Level.WARN), ((LATE,), "DOWN 1/1 ready; ", Level.BAD)],
+)
+def test_a_listener_whose_address_is_not_here_is_a_problem(
+    endpoints: tuple[str, ...], words: str, level_: Level
+) -> None:
+    found = judge(status(endpoints=endpoints, absent_endpoints=(LATE,)), NOW)
+    assert found.level is level_
+    assert found.line.startswith(f"{words}no interface of this host has the address of {LATE}; ")
+    assert [problem.level for problem in found.problems] == [level_]
+
+
 def queue(requests: int, oldest_s: float | None, **bounds: int) -> dict[str, Any]:
     return {"requests": requests, "bytes": requests * 10, "oldest_s": oldest_s, **bounds}
 

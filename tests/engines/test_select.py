@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
 from launcher.engines.command import CommandEngine
 from launcher.engines.numactl import Binding, MemPolicy
@@ -87,7 +87,7 @@ def test_a_token_file_holds_one_token(tmp_path: Path, text: str) -> None:
 
 
 def test_a_missing_token_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(LauncherError, match=r"cannot read engine\.hf_token_file"):
+    with pytest.raises(PassingError, match=r"cannot read engine\.hf_token_file"):
         read_token(tmp_path / "none")
 
 

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 from integration.load import Load
+from support.cloud import make_certificate
 from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.ports import free_port
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -293,6 +295,40 @@ def test_a_model_that_comes_late_is_waited_for(start: Start, tmp_path: Path) -> 
     assert daemon.slot(0)["state"] == "backoff"
     elsewhere.rename(model)
     daemon.wait_ready(2)
+
+
+def test_files_of_the_listener_that_come_late_are_waited_for(start: Start, tmp_path: Path) -> None:
+    """A certificate that is issued after the boot; `status` says what is lacking."""
+    made, mount = make_certificate(tmp_path), tmp_path / "mount"
+    names = {"TLS_CERTIFICATE": mount / made.path.name, "TLS_KEY": mount / made.key.name}
+    daemon = start(environ={f"NUMA_LAUNCHER_PROXY__{key}": str(path) for key, path in names.items()})
+    shown = eventually(
+        lambda: (done := daemon.cli("status")).returncode == 3 and done,
+        what="an answer of a daemon that waits",
+    )
+    why = f"cannot read proxy.tls_certificate '{mount}/{made.path.name}': no such file or directory"
+    assert f"cannot answer yet, the daemon waits: {why}" in shown.stderr
+    short = daemon.cli("status", "--short")
+    assert (short.returncode, short.stdout) == (2, f"DOWN cannot answer yet, the daemon waits: {why}\n")
+    mount.mkdir()
+    made.key.rename(names["TLS_KEY"])
+    made.path.rename(names["TLS_CERTIFICATE"])
+    status = daemon.wait_ready(2)
+    assert status["endpoints"] == [daemon.url.replace("http:", "https:")]
+    assert [file["state"] for file in status["files"]] == ["in use"]
+
+
+def test_an_address_that_is_not_here_yet_is_told(start: Start) -> None:
+    late = f"192.0.2.7:{free_port()}"  # RFC 5737
+    daemon = start(environ={"NUMA_LAUNCHER_PROXY__LISTEN": f'["{late}"]'})
+    status = daemon.wait_ready(2)
+    assert (status["endpoints"], status["absent_endpoints"]) == ([f"http://{late}"], [f"http://{late}"])
+    done = daemon.cli("status", "--short")
+    assert done.returncode == 2, done
+    assert done.stdout.startswith(
+        f"DOWN 2/2 ready; no interface of this host has the address of http://{late}; "
+    )
+    assert f"no interface of this host has the address of http://{late} yet" in daemon.log.read_text()
 
 
 def test_sighup_reloads_and_scale_removes_and_adds_a_slot(start: Start) -> None:

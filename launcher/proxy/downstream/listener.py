@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.base.address import in_url
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import LauncherError, PassingError, reason
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.tls import Handshakes
 from systemd import daemon
@@ -22,6 +22,9 @@ BACKLOG = 1024
 # Connections accepted per turn of the loop: libuv accepts one per descriptor (since 1.45), and a turn takes tens of
 # milliseconds with a thousand streams, so that a thousand new clients would wait for seconds.
 ACCEPTS = 8
+# linux/in.h, linux/in6.h; socket has no names for them.
+_IP_FREEBIND: Final = 15
+_IPV6_FREEBIND: Final = 78
 
 
 class Listener:
@@ -32,6 +35,8 @@ class Listener:
         self._handshakes = handshakes
         self._listening: list[asyncio.Server] = []
         self._paths: list[Path] = []
+        self._places: dict[str, tuple[int, tuple[Any, ...]]] = {}
+        """Families and addresses of the TCP sockets, by endpoint."""
         self.endpoints: list[str] = []
 
     async def open(self, listen: str, others: Sequence[str] = ()) -> None:
@@ -53,6 +58,13 @@ class Listener:
             for one in (sock, *(sock.dup() for _ in range(ACCEPTS - 1))):
                 self._listening.append(await create(self._make, sock=one, backlog=BACKLOG))
         self.endpoints.append(endpoint(sock, tls=secure))
+        if sock.family != socket.AF_UNIX:
+            self._places[self.endpoints[-1]] = (sock.family, sock.getsockname())
+
+    @property
+    def absent(self) -> list[str]:
+        """Endpoints whose address no interface of this host has now. Each costs two system calls."""
+        return [one for one, place in self._places.items() if not is_here(*place)]
 
     def close(self) -> None:
         for server in self._listening:
@@ -81,6 +93,12 @@ def unused(listens: Sequence[str], endpoints: Sequence[str]) -> list[str]:
 def bind(listen: str, others: Sequence[str] = ()) -> list[socket.socket]:
     """Bound sockets for one entry of `[proxy] listen`; a name may have several addresses.
 
+    An address that no interface has yet is bound all the same (`FreeBind=` of systemd.socket(5), ip(7) IP_FREEBIND), as in
+    numa-launcher.socket: at boot before the network, and with a floating address (VRRP), the daemon starts its instances,
+    which takes minutes, and serves the address from the moment that it comes. Retrying bind(2) would serve it later, and
+    refusing to start would make a late address a failure for good. The price, that a typing error binds as well, is paid by
+    `Listener.absent`, which `status` reports.
+
     `[::]:PORT` takes IPv4 too, as in a socket unit (BindIPv6Only=default of systemd.socket(5), net.ipv6.bindv6only = 0), but
     where this entry or one of `others` has an IPv4 address of that port, which could not be bound then."""
     if listen.startswith("unix:"):
@@ -98,6 +116,14 @@ def bind(listen: str, others: Sequence[str] = ()) -> list[socket.socket]:
     return sockets
 
 
+def require_names(listens: Sequence[str]) -> None:
+    """Raise PassingError while the name of an entry of `[proxy] listen` cannot be looked up, LauncherError for an entry that
+    is no address. Nothing is bound."""
+    for listen in listens:
+        if not listen.startswith("unix:"):
+            _places(listen)
+
+
 def _families(listen: str, port: int) -> set[int]:
     """Of the addresses of an entry with this port; empty for one that cannot be used, which says so when it is opened."""
     if listen.startswith("unix:") or not listen.endswith(f":{port}"):
@@ -109,7 +135,7 @@ def _families(listen: str, port: int) -> set[int]:
 
 
 def _places(listen: str) -> Sequence[tuple[int, tuple[Any, ...]]]:
-    """Families and addresses. Raises LauncherError."""
+    """Families and addresses. Raises LauncherError, and PassingError where a name cannot be looked up now."""
     host, colon, port = listen.rpartition(":")
     if not colon or not port.isdigit() or int(port) > 65535:
         raise LauncherError(
@@ -120,7 +146,9 @@ def _places(listen: str) -> Sequence[tuple[int, tuple[Any, ...]]]:
     try:
         found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except socket.gaierror as error:
-        raise LauncherError(
+        # The server of names is not reachable, as at a boot before the network.
+        kind = PassingError if error.errno == socket.EAI_AGAIN else LauncherError
+        raise kind(
             f"cannot listen on '{listen}': {reason(error)}",
             "set [proxy] listen to an address of this machine",
         ) from error
@@ -130,9 +158,34 @@ def _places(listen: str) -> Sequence[tuple[int, tuple[Any, ...]]]:
 
 def _bind_tcp(listen: str, family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:
     try:
-        return socket.create_server(address, family=family, backlog=BACKLOG, dualstack_ipv6=both)
+        return _listening(family, address, both=both)
     except OSError as error:
         raise _cannot_listen(listen, error) from error
+
+
+def _listening(family: int, address: tuple[Any, ...], *, both: bool) -> socket.socket:
+    with ExitStack() as opened:
+        sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
+            sock.setsockopt(socket.IPPROTO_IPV6, _IPV6_FREEBIND, 1)
+        else:
+            sock.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
+        opened.pop_all()
+    return sock
+
+
+def is_here(family: int, address: tuple[Any, ...]) -> bool:
+    """Whether an interface of this host has the address; always with net.ipv4.ip_nonlocal_bind, which hides it."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address[0], 0, *address[2:]))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
 
 
 def _bind_unix(listen: str, path: str) -> socket.socket:
@@ -171,7 +224,6 @@ def _cannot_listen(listen: str, error: OSError) -> LauncherError:
     remedies = {
         errno.EADDRINUSE: "stop what listens there (ss -ltnp), or set [proxy] listen to another address",
         errno.EACCES: "choose a port above 1023 or a folder that this user may write, in [proxy] listen",
-        errno.EADDRNOTAVAIL: "set [proxy] listen to an address of this machine (ip addr shows them)",
     }
     why = "address in use" if error.errno == errno.EADDRINUSE else reason(error)
     return LauncherError(

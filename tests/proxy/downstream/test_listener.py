@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import socket
+import subprocess
+import sys
 import time
 from itertools import chain, repeat
 from pathlib import Path
@@ -62,6 +64,50 @@ def test_ipv4_that_is_listed_itself_is_left_to_its_entry(other: str) -> None:
     assert [sock.family for sock in found] == [socket.AF_INET6, socket.AF_INET]
     for sock in found:
         sock.close()
+
+
+@pytest.mark.parametrize("listen", ["192.0.2.7:8000", "[2001:db8::7]:8000"])  # RFC 5737, RFC 3849
+async def test_an_address_that_is_not_here_yet_is_bound_and_named(listen: str) -> None:
+    listener = Listener(asyncio.Protocol)
+    here = f"127.0.0.1:{free_port()}"
+    for one in (listen, here, "[::]:0"):
+        await listener.open(one)
+    assert len(listener.endpoints) == 3
+    assert listener.absent == [f"http://{listen}"]
+    listener.close()
+
+
+async def test_an_address_of_systemds_that_is_not_here_is_named_too() -> None:
+    [late] = bind("192.0.2.7:8000")
+    listener = Listener(asyncio.Protocol)
+    await listener.take(late)
+    assert listener.absent == ["http://192.0.2.7:8000"]
+    listener.close()
+
+
+IN_A_NAMESPACE = """
+import socket, subprocess
+from launcher.proxy.downstream.listener import bind, is_here
+subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+[sock] = bind("10.86.0.7:8000")
+def served():
+    try:
+        socket.create_connection(("10.86.0.7", 8000), timeout=5).close()
+    except OSError:
+        return False
+    return True
+for change in (None, "add", "del", "add"):
+    if change is not None:
+        subprocess.run(["ip", "address", change, "10.86.0.7/32", "dev", "lo"], check=True)
+    print(served(), is_here(sock.family, sock.getsockname()))
+"""
+
+
+def test_an_address_is_served_as_soon_as_it_comes() -> None:
+    """Also one that goes and comes back, as a floating address does."""
+    words = ["unshare", "--user", "--map-root-user", "--net", sys.executable, "-c", IN_A_NAMESPACE]
+    done = subprocess.run(words, check=True, capture_output=True, text=True, timeout=SOON_S)
+    assert done.stdout.splitlines() == ["False False", "True True", "False False", "True True"]
 
 
 def test_the_socket_unit_may_bind_before_its_address_is_there() -> None:
@@ -226,7 +272,7 @@ async def test_a_port_in_use_is_named(build: Build, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "listen",
-    ["8000", "h:x", "127.0.0.1:99999", "no.such.host.invalid:80", "192.0.2.1:80", "unix:/no/such/folder/s"],
+    ["8000", "h:x", "127.0.0.1:99999", "no.such.host.invalid:80", "unix:/no/such/folder/s"],
 )
 def test_invalid_listen_addresses(listen: str) -> None:
     with pytest.raises(LauncherError) as caught:
