@@ -57,9 +57,10 @@ MAY_IMPORT: dict[str, set[str]] = {
         "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered", "proxy.downstream.tls",
         "proxy.upstream.overflow_endpoint",
     },
-    # Clients of a daemon's control socket. The ingress takes the balancer, and how a request's body is read.
+    # Clients of a daemon's control socket. The ingress takes the balancer, and how request and certificate are read.
     "fleet": {
-        "base", "accounts.spending", "balancing", "config", "control.client", "keys.key_file", "proxy.request.beginning",
+        "base", "accounts.spending", "balancing", "config", "control.client", "keys.key_file", "proxy.downstream.tls",
+        "proxy.request.beginning",
     },
     "dashboard": {"base", "control"},
     # Verbs talk through control.client, except the offline ones and serve.

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from launcher.base.errors import LauncherError
 
@@ -168,10 +168,49 @@ class WatchedFile(Generic[T]):
 _RENEW: Final = "renew it; the daemon reads the new file by itself"
 
 
+class Watched(Protocol):
+    """A file that has a state."""
+
+    def latest(self, now: float) -> object: ...
+    def state(self) -> FileState: ...
+
+
+class FileThatMayCome(Generic[T]):
+    """A WatchedFile that need not be there at first: what is read of it is None until it can be used."""
+
+    def __init__(self, what: str, path: str, watch: Callable[[], WatchedFile[T]]) -> None:
+        """`watch`: makes the WatchedFile; raises LauncherError."""
+        self.what, self.path = what, path
+        self._watch = watch
+        self._file: WatchedFile[T] | None = None
+        self._unread: FileState | None = None
+        self._try_at = 0.0
+
+    def latest(self, now: float) -> T | None:
+        if self._file is None and now >= self._try_at:
+            self._try_at = now + LOOK_EVERY_S
+            try:
+                self._file = self._watch()
+            except LauncherError as error:
+                before = self._unread
+                since = time.time() if before is None else before.since
+                self._unread = unusable(self.what, self.path, error, since)
+                if before is None or before.why != error.message:
+                    _LOG.error("%s (%s)", error.message, error.remedy)
+        return None if self._file is None else self._file.latest(now)
+
+    def state(self) -> FileState:
+        """As of the last look, of which there must have been one."""
+        if self._file is not None:
+            return self._file.state()
+        assert self._unread is not None  # noqa: S101  it was looked at
+        return self._unread
+
+
 class WatchedFiles:
     """All files that a process watches: looks at them without a request, too, and logs when one expires."""
 
-    def __init__(self, files: Iterable[WatchedFile[Any]]) -> None:
+    def __init__(self, files: Iterable[Watched]) -> None:
         self._files = tuple(files)
         self._look_at = 0.0
         self._before = [FileCondition.IN_USE for _ in self._files]

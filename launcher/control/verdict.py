@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
+
+from launcher.base.watched_file import FileState
 
 Slot = Mapping[str, Any]
 Status = Mapping[str, Any]
@@ -400,6 +402,12 @@ def judge_fleet(hosts: Sequence[Host], others: Sequence[Problem] = ()) -> Verdic
     )
     level = Level.BAD if not serving else Level.WARN if degraded or warnings else Level.GOOD
     return Verdict(level=level, line="; ".join(parts), problems=tuple(problems))
+
+
+def of_ingress(address: str, files: Sequence[FileState], now: float) -> list[Problem]:
+    """What is wrong with the certificates of one ingress host."""
+    shown = {"files": [asdict(file) for file in files]}
+    return [replace(problem, what=f"ingress {address}: {problem.what}") for problem in of_files(shown, now)]
 
 
 def late_hosts(hosts: Sequence[Host]) -> frozenset[str]:

@@ -14,8 +14,18 @@ import msgspec
 
 from launcher.base.errors import LauncherError, reason
 from launcher.base.text import printable_tree, quoted
+from launcher.base.watched_file import FileState
 from launcher.control.client import UnreachableError
-from launcher.control.verdict import Host, Level, Problem, Verdict, judge_fleet, late_hosts, no_answer
+from launcher.control.verdict import (
+    Host,
+    Level,
+    Problem,
+    Verdict,
+    judge_fleet,
+    late_hosts,
+    no_answer,
+    of_ingress,
+)
 from launcher.dashboard.api import Shared
 from launcher.dashboard.poll import POLL_S, Packed, shown_verdict
 
@@ -63,6 +73,10 @@ class Status(msgspec.Struct, frozen=True):
     held: int
     shares: dict[str, float] = {}
     """Of the new requests of about the last minute, by host."""
+    addresses: tuple[str, ...] = ()
+    """Of the ingress, on this host."""
+    files: tuple[FileState, ...] = ()
+    """Its certificates."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +142,7 @@ def _verdict(seen: FleetSeen, hosts: list[Host], now: float) -> Verdict:
                 remedy="journalctl -u numa-launcher-ingress",
             )
         )  # fmt: skip
+    others += of_ingress(", ".join(seen.status.addresses), seen.status.files, now)
     return judge_fleet(hosts, others)
 
 

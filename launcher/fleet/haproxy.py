@@ -19,15 +19,20 @@ from string import Template
 from typing import Final
 
 from launcher.base.address import in_url
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import LauncherError, RefusedError, reason
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.members import Member, MemberState
+from launcher.proxy.downstream.tls import fingerprints
 
 _HERE: Final = Path(__file__)
 COMMAND_S: Final = 5.0  # longest wait for an answer of the runtime API
 MAP: Final = "hosts.map"
 OLDEST: Final = (2, 6)
 _ENTRY: Final = re.compile(r"^0x\S+ (\S+) (h\d+)$", re.MULTILINE)
+_SHA1: Final = re.compile(r"^SHA1 FingerPrint: ([0-9A-Fa-f]{40})$", re.MULTILINE)
+_START_AGAIN: Final = (
+    "systemctl stop numa-launcher-ingress, then start it, on one ingress host after the other"
+)
 _NAME: Final = re.compile(r"\w[\w.:-]*")
 _SERVERS: Final = re.compile(r"^  server(-template h|) h?\d.*\n", re.MULTILINE)
 _NOBODY: Final[Mapping[str, tuple[str | None, bool]]] = {}
@@ -195,6 +200,26 @@ class Servers:
                 answer = await self._ask("; ".join(commands[begin : begin + _BATCH]))
         raise LauncherError(f"cannot set the servers of HAProxy: {answer.strip()}", "restart HAProxy")
 
+    async def renew(self, path: str, pem: str) -> None:
+        """Send clients the certificate `pem` in place of the one that HAProxy has read from `path`; open connections stay.
+        Raises LauncherError; then it goes on with the one before."""
+        # An empty line ends the text for HAProxy.
+        text = "\n".join(line for line in pem.splitlines() if line.strip())
+        name = _escaped(path)
+        said = await self._ask(f"set ssl cert {name} <<\n{text}\n")
+        said += await self._ask(f"commit ssl cert {name}")
+        if "Success!" not in said:
+            await self._ask(f"abort ssl cert {name}")
+            why = "; ".join(line.strip() for line in said.splitlines() if line.strip())
+            raise LauncherError(f"cannot give '{path}' to HAProxy: {why}", _START_AGAIN)
+
+    async def check_authority(self, path: str, pem: str) -> None:
+        """Raises RefusedError unless HAProxy asks the daemons by `pem`: of servers it reads `path` at its start only."""
+        said = await self._ask(f"show ssl ca-file {_escaped(path)}")
+        has = {found.lower() for found in _SHA1.findall(said)}
+        if has and has != fingerprints(pem):
+            raise RefusedError(f"cannot give '{path}' to HAProxy, which reads it at its start", _START_AGAIN)
+
     def _check(self, members: Sequence[Member], servers: Mapping[str, Server]) -> None:
         """Raises LauncherError where a host is not served; the others are."""
         known = {server.host for server in servers.values()}
@@ -243,6 +268,10 @@ class Servers:
                 f"cannot reach HAProxy at {self._socket}: {reason(error)}",
                 "start `numa-launcher fleet ingress`",
             ) from None
+
+
+def _escaped(path: str) -> str:
+    return re.sub(r"([\\ ])", r"\\\1", path)
 
 
 async def addresses(members: Sequence[Member]) -> dict[str, tuple[str | None, bool]]:

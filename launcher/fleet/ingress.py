@@ -25,6 +25,7 @@ from launcher.base.background import Background, Running
 from launcher.base.errors import LauncherError, TimedOutError, reason
 from launcher.base.files import own_folder
 from launcher.fleet import haproxy
+from launcher.fleet.certificates import Certificates
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.loads import Loads
 from launcher.fleet.members import MEMBERS, MemberList, MemberState, read_members
@@ -74,11 +75,14 @@ class Ingress:
         self._config = config
         self._folder = Path(config.state)
         self._decisions = Decisions()
+        self._certificates = Certificates(config)
         self._loads = Loads(self._decisions, config.hosts.ca)
         self._servers = haproxy.Servers(self._folder / "admin.sock")
         self._members = MemberList()
         self._unread = ""  # why the member list could not be read
         self._adopted = False  # HAProxy, or started
+        self._own: list[str] = []
+        """Addresses of the ingress that are this host's."""
         self._following: Running | None = None
 
     async def run(self) -> None:
@@ -106,14 +110,15 @@ class Ingress:
     async def _listen(self, stack: contextlib.AsyncExitStack) -> None:
         """On those addresses of the ingress hosts that are this host's, and on a socket that shows the status."""
         loop, ingress = asyncio.get_running_loop(), self._config.ingress
-        tls = _certificate(ingress.picker_cert) if ingress.picker_cert else None
+        tls = None if self._certificates.picker is None else self._certificates.picker.context
         hosts = ", ".join(ingress.hosts)
         with _listening_on(hosts, "correct [ingress] hosts in fleet.toml"):
             found = [entry for host in ingress.hosts for entry in await loop.getaddrinfo(host, None)]
         self._decisions.peers = frozenset(str(entry[4][0]) for entry in found)
-        own = [await self._take_address(address, tls, stack) for address in sorted(self._decisions.peers)]
+        peers = sorted(self._decisions.peers)
+        self._own = [address for address in peers if await self._take_address(address, tls, stack)]
         await self._show_status(stack)
-        if not any(own):
+        if not self._own:
             raise TimedOutError(
                 f"cannot listen on '{hosts}': none of them is an address of this host",
                 "start the ingress on the hosts that [ingress] hosts names",
@@ -188,13 +193,19 @@ class Ingress:
             "held": decisions.picker.held,
             "hosts": decisions.picker.status(),
             "shares": decisions.picker.shares(asyncio.get_running_loop().time()),
+            "addresses": self._own,
+            "files": tuple(self._certificates.states()),
         }
         writer.write(msgspec.json.encode(shown))
         writer.close()
 
     async def _follow(self) -> None:
         """Raises LauncherError; what was set before stays."""
+        clock = asyncio.get_running_loop().time
         while True:
+            self._certificates.look(clock())
+            if (authority := self._certificates.authority(clock())) is not None:
+                self._loads.believe(authority)
             await asyncio.to_thread(self._read_members)
             members = self._members.members
             self._loads.watch(members)
@@ -203,6 +214,7 @@ class Ingress:
             self._decisions.turn()
             await self._start_haproxy()
             await self._servers.apply(members)
+            await self._certificates.hand_on(self._servers, clock())
             if self._following is not None:
                 self._following.failures.end()
             await asyncio.sleep(TURN_S)
@@ -253,6 +265,7 @@ class Ingress:
         if child.returncode:
             why = said.read_text(errors="replace").strip()
             raise LauncherError(f"cannot start HAProxy: {why}", "correct [ingress] and [hosts] in fleet.toml")
+        self._certificates.started()
         _LOG.info("HAProxy started")
 
 
@@ -263,15 +276,3 @@ def _listening_on(where: str, remedy: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise TimedOutError(f"cannot listen on '{where}': {reason(error)}", remedy) from None
-
-
-def _certificate(path: str) -> ssl.SSLContext:
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    try:
-        context.load_cert_chain(path)
-    except OSError as error:
-        raise LauncherError(
-            f"cannot use the certificate '{path}': {reason(error)}",
-            "correct [ingress] picker_cert in fleet.toml: a PEM file with certificate and key",
-        ) from None
-    return context

@@ -77,7 +77,7 @@ class Loads:
         """`ca`: as `trust` takes it. Raises LauncherError."""
         self._listener = listener
         self._scheme = "https" if ca else "http"
-        self._tls = trust(ca) or True
+        self.tls: ssl.SSLContext | bool = trust(ca) or True
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
 
     def watch(self, members: Iterable[Member]) -> None:
@@ -91,6 +91,12 @@ class Loads:
         for new in wanted - self._tasks.keys():
             self._tasks[new] = asyncio.create_task(self._ask(*new), name=f"load of {new[0]}")
 
+    def believe(self, context: ssl.SSLContext) -> None:
+        """Another authority of the daemons' certificates: they are asked again by it at the next `watch`."""
+        if context is not self.tls:
+            self.tls = context
+            self.watch(())
+
     async def close(self) -> None:
         tasks = tuple(self._tasks.values())
         self.watch(())
@@ -99,7 +105,7 @@ class Loads:
     async def _ask(self, host: str, address: str) -> None:
         clock, url = asyncio.get_running_loop().time, f"{self._scheme}://{address}/load"
         answered, lost = clock(), False
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self._tls)) as session:
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=self.tls)) as session:
             while True:
                 begun = clock()
                 try:

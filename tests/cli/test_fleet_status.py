@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from support.cloud import Certificate, make_certificate
 
-from launcher.cli.fleet_status import Screen, gather, lines, stragglers, well
+from launcher.cli.fleet_status import Screen, files, gather, lines, stragglers, well
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
 from launcher.fleet.loads import HostLoad, InstanceLoad
@@ -66,6 +67,33 @@ def test_one_screen() -> None:
         "member list: 7.2",
     ]
     assert well(WELL)
+
+
+def picker(address: str, **state: Any) -> dict[str, Any]:
+    """What an ingress says, as JSON."""
+    told = {
+        "what": "certificate of the ingress", "path": "/c.pem", "state": "in use", "since": 0.0, "why": "", "remedy": "",
+    }  # fmt: skip
+    return {"decides": True, "hosts": {}, "addresses": [address], "files": [told | state]}
+
+
+def test_a_certificate_of_an_ingress_that_has_expired_is_said() -> None:
+    expired = picker("10.0.0.2", state="expired", why="it expired", remedy="renew it")
+    screen = msgspec.structs.replace(WELL, files=files([{}, picker("10.0.0.1"), expired]))
+    assert not well(screen)
+    text = lines(screen)
+    assert text[0].startswith("DEGRADED 1/2 hosts serving; b draining; ingress 10.0.0.2: it expired (for ")
+    [at] = [index for index, line in enumerate(text) if line.startswith("ingress 10.0.0.2: it expired (for ")]
+    assert text[at + 1] == "  renew it"
+    assert not any("10.0.0.1: certificate" in line for line in text)
+
+
+def test_a_certificate_that_cannot_be_used_is_a_warning() -> None:
+    bad = picker("10.0.0.2", state="unusable", why="cannot use it; the one read before stays in force")
+    screen = msgspec.structs.replace(WELL, files=files([bad]))
+    assert well(screen)
+    assert lines(screen)[0].startswith("OK 1/2 hosts serving, 1 warning; ")
+    assert any(line.startswith("ingress 10.0.0.2: cannot use it; ") for line in lines(screen))
 
 
 def test_a_forgotten_host_that_is_back_is_said() -> None:

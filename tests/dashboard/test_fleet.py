@@ -75,6 +75,17 @@ async def test_hosts_stay_on_the_page_while_the_ingress_is_gone(*, gone: bool) -
     assert said(await fleet.frame())["answers"]
 
 
+async def test_a_certificate_that_has_expired_is_on_the_page() -> None:
+    file = {"what": "certificate of the ingress", "path": "/c.pem", "state": "expired", "since": 0.0}
+    told = planted(3) | {
+        "addresses": ["10.0.0.1"],
+        "files": [file | {"why": "it expired", "remedy": "renew it"}],
+    }
+    found = said(await made(FakeIngress(text=json.dumps(told).encode()), FakeClock()).frame())["verdict"]
+    assert found["line"].startswith("DEGRADED 3/3 hosts serving; ingress 10.0.0.1: it expired (for ")
+    assert [(one["level"], one["remedy"]) for one in found["problems"]] == [("bad", "renew it")]
+
+
 async def test_an_ingress_that_never_answered(tmp_path: Path) -> None:
     path = tmp_path / "ingress.sock"
     found = said(await Fleet(FleetAt(status=str(path))).frame())

@@ -29,7 +29,7 @@ from support.ingress_host import (
 )
 from support.ports import free_port
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, RefusedError
 from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
 from launcher.fleet.haproxy import Server, Servers, changes
@@ -723,3 +723,43 @@ def test_the_ports_to_open_are_those_that_other_hosts_can_reach() -> None:
     target = f"127.0.0.1:{bound['127.0.0.1']}"
     assert target in docs
     assert target in (root / "configs/monitoring/prometheus-fleet.yml").read_text()
+
+
+async def test_a_renewed_certificate_is_used_and_open_streams_stay(
+    start: Start, store: Path, stack: AsyncExitStack, tmp_path: Path
+) -> None:
+    site, daemon = await tls_site(start, store, "ca", stack)
+    reader, writer = await site.connect()
+    await Servers(site.folder / "admin.sock").renew(
+        str(store / "host.pem"),
+        (store / "other.pem").read_text() + "\n\n" + (store / "other.key").read_text(),
+    )
+    site.tls = ssl.create_default_context(cafile=store / "other.pem")
+    site.tls.check_hostname = False
+    assert (await site.send()).body == b"from a"
+    writer.write(request())
+    assert (await head(reader))[0] == 200, "of the certificate before"
+    assert len(daemon.asked) == 2
+
+
+async def test_another_authority_of_the_hosts_needs_another_haproxy(
+    start: Start, store: Path, stack: AsyncExitStack
+) -> None:
+    site, _ = await tls_site(start, store, "other", stack)
+    servers, path = Servers(site.folder / "admin.sock"), str(store / "other.pem")
+    await servers.check_authority(path, (store / "other.pem").read_text())
+    with pytest.raises(RefusedError, match=r"cannot give '.*other\.pem' to HAProxy") as caught:
+        await servers.check_authority(path, (store / "ca.pem").read_text())
+    assert "stop numa-launcher-ingress, then start it" in caught.value.remedy
+
+
+async def test_a_certificate_that_haproxy_refuses_changes_nothing(
+    start: Start, store: Path, stack: AsyncExitStack
+) -> None:
+    site, _ = await tls_site(start, store, "ca", stack)
+    servers = Servers(site.folder / "admin.sock")
+    for text in ("nonsense", (store / "other.pem").read_text()):  # without a key
+        with pytest.raises(LauncherError, match=r"cannot give '.*host\.pem' to HAProxy: ") as caught:
+            await servers.renew(str(store / "host.pem"), text)
+        assert "numa-launcher-ingress" in caught.value.remedy
+    assert (await site.send()).body == b"from a"

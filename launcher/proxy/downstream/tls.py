@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 import os
 import re
@@ -42,11 +43,24 @@ _CENTURY: Final = 50
 
 def validity(pem: str) -> Validity | None:
     """When all certificates of a chain are valid; None where none can be read."""
-    try:
-        bounds = [_validity(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)]
-    except (ValueError, IndexError):
-        return None
+    bounds = validities(pem)
     return (max(begin for begin, _ in bounds), min(end for _, end in bounds)) if bounds else None
+
+
+def fingerprints(pem: str) -> set[str]:
+    """SHA-1 of each certificate, as HAProxy names them."""
+    return {
+        hashlib.sha1(ssl.PEM_cert_to_DER_cert(block), usedforsecurity=False).hexdigest()
+        for block in _BLOCK.findall(pem)
+    }
+
+
+def validities(pem: str) -> list[Validity]:
+    """Of each certificate; none where one cannot be read."""
+    try:
+        return [_validity(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)]
+    except (ValueError, IndexError):
+        return []
 
 
 def _validity(der: bytes) -> Validity:
@@ -86,21 +100,28 @@ class ServerTls:
     """The certificate in force. Its files are checked during handshakes, at most once a second."""
 
     def __init__(
-        self, certificate: str, key: str | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        certificate: str,
+        key: str | None = None,
+        *,
+        what: str = "TLS certificate",
+        remedy: str = _REMEDY,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`key` None: it is in the certificate's file. Raises LauncherError for unusable files."""
+        """`key` None: it is in the certificate's file. `what`: its use, in messages. Raises LauncherError for unusable
+        files, with `remedy`."""
         self._clock = clock
         # A chain and its key seldom change at the same moment: files that do not fit together are refused until the
         # next change.
-        load = partial(_load, certificate, key)
+        load = partial(load_chain, certificate, key, remedy)
         self._newest = WatchedFile(
-            "TLS certificate", load, certificate, key or certificate, validity=lambda loaded: loaded.validity
+            what, load, certificate, key or certificate, validity=lambda loaded: loaded.validity
         )
         if mode := excess_mode(os.stat(key or certificate), KEY_MODE):  # noqa: PTH116
             text = "the TLS key %s has mode %s: other users can read it; chmod 600 %s"
             _LOG.warning(text, key or certificate, mode, key or certificate)
         self.files = (self._newest,)
-        self.context = _load(certificate, key).context  # for handshakes
+        self.context = load().context  # for handshakes
         self.context.sni_callback = self._choose
 
     @property
@@ -118,19 +139,23 @@ class ServerTls:
         connection.context = self._newest.latest(self._clock()).context
 
 
-class _Loaded(NamedTuple):
+class Chain(NamedTuple):
+    """A chain with its key, read."""
+
     context: ssl.SSLContext
     validity: Validity | None
+    pem: str
+    """The file of the chain."""
 
 
-def _load(certificate: str, key: str | None) -> _Loaded:
-    """TLS 1.2 or later, forward secrecy, no compression, HTTP/1.1."""
+def load_chain(certificate: str, key: str | None, remedy: str) -> Chain:
+    """Raises LauncherError with `remedy`. TLS 1.2 or later, forward secrecy, no compression, HTTP/1.1."""
     for path in dict.fromkeys((certificate, key or certificate)):
         try:
             with open(path, "rb"):  # noqa: PTH123 - ssl says "No such file" and not of which
                 pass
         except OSError as error:
-            raise LauncherError(f"cannot read the TLS file '{path}': {reason(error)}", _REMEDY) from None
+            raise LauncherError(f"cannot read the TLS file '{path}': {reason(error)}", remedy) from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_COMPRESSION | ssl.OP_NO_RENEGOTIATION
@@ -144,12 +169,12 @@ def _load(certificate: str, key: str | None) -> _Loaded:
         ) from None
     except (ssl.SSLError, OSError) as error:
         what = f"cannot use the TLS certificate '{certificate}'"
-        raise LauncherError(f"{what}: {_why(error)}", _REMEDY) from None
+        raise LauncherError(f"{what}: {_why(error)}", remedy) from None
     try:
         chain = Path(certificate).read_text(encoding="ascii", errors="replace")
     except OSError:  # replaced since; the change is read next
         chain = ""
-    return _Loaded(context, validity(chain))
+    return Chain(context, validity(chain), chain)
 
 
 class _EncryptedError(Exception):
@@ -161,6 +186,8 @@ def _no_password() -> str:
 
 
 def _why(error: OSError) -> str:
+    if "PEM lib" in str(error):  # of OpenSSL's parser: no reason
+        return "it lacks a certificate or a key in PEM form"
     found = getattr(error, "reason", None)
     return {
         "KEY_VALUES_MISMATCH": "the key is not that of the certificate",
