@@ -227,14 +227,16 @@ def slot_checks() -> str:
 
 def slot_causes() -> str:
     """The causes of exits, in the order in which log lines are compared."""
-    found = (*VLLM_LOG.causes, *OBSERVED)
-    rules = {rule.name: rule for rule in reversed(found)}
-    rows = []
-    for name in dict.fromkeys(rule.name for rule in found):
-        rule = rules[name]
-        star = "*" if rule.starting else ""
-        rows.append((f"`{name}`{star}", rule.message, rule.remedy.replace("|", "\\|"), WHEN[rule.retry]))
-    return table(("cause", "meaning", "remedy", "restart"), rows)
+    rows = [
+        (
+            f"`{rule.name}`{'*' * rule.starting}",
+            rule.message,
+            rule.remedy.replace("|", "\\|"),
+            WHEN[rule.retry],
+        )
+        for rule in (*VLLM_LOG.causes, *OBSERVED)
+    ]
+    return table(("cause", "meaning", "remedy", "restart"), dict.fromkeys(rows))
 
 
 BLOCKS: Final[dict[str, Callable[[], str]]] = {

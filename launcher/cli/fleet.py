@@ -277,8 +277,9 @@ def _started(hosts: RayHosts, host: str, words: tuple[str, ...]) -> str:
         code, output = hosts.run(host, words, START_S)
     except LauncherError as error:
         return f"cannot start it: {error.message}"
-    last = output.strip().rpartition("\n")[2] or f"exit code {code}"
-    return f"cannot start it: `{' '.join(words)}`: {last}" if code else ""
+    # The first line says why; systemctl's last one says where to look.
+    said = output.strip().partition("\n")[0] or f"exit code {code}"
+    return f"cannot start it: `{' '.join(words)}`: {said}" if code else ""
 
 
 def status(config: FleetConfig, *, as_json: bool) -> int:

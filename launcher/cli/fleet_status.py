@@ -14,9 +14,8 @@ import msgspec
 
 from launcher.base.errors import reason
 from launcher.base.text import printable_tree, table
-from launcher.base.watched_file import FileState
 from launcher.control.client import UnreachableError
-from launcher.control.verdict import Host, Level, Problem, Verdict, judge_fleet, of_ingress
+from launcher.control.verdict import Host, IngressState, Level, Problem, Verdict, judge_fleet, of_ingress
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.hosts import each
 from launcher.fleet.ingress import endpoints
@@ -45,8 +44,8 @@ class Screen(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds since a host's agent answered."""
     ingress: dict[str, str]
     """Why an ingress does not answer, or ANSWERS, by address."""
-    files: dict[str, tuple[FileState, ...]] = {}
-    """Certificates of the ingress hosts that could be asked, by address."""
+    told: dict[str, IngressState] = {}
+    """By the ingress processes that could be asked, by address."""
     stragglers: dict[str, tuple[int, ...]] = {}
     """Instances that are slower than their siblings and get fewer requests, by host."""
     ray: str
@@ -74,7 +73,7 @@ def gather(
         },
         heard={} if view is None else {host: max(0.0, time.time() - at) for host, at in view.heard.items()},
         ingress={host: unreached(host, config) or ANSWERS for host in config.ingress.hosts},
-        files=files(pickers),
+        told=told(pickers),
         stragglers=stragglers(pickers),
         ray=ray
         or ("" if view is None or not view.error else f"the director's last turn failed: {view.error}"),
@@ -122,10 +121,10 @@ def stragglers(pickers: Sequence[Mapping[str, Any]]) -> dict[str, tuple[int, ...
     return {host: tuple(its["stragglers"]) for host, its in hosts.items() if its["stragglers"]}
 
 
-def files(pickers: Sequence[Mapping[str, Any]]) -> dict[str, tuple[FileState, ...]]:
-    """By address of the ingress; one from before an upgrade does not say them."""
-    found = {", ".join(picker["addresses"]): picker["files"] for picker in pickers if "files" in picker}
-    return msgspec.convert(printable_tree(found), dict[str, tuple[FileState, ...]])
+def told(pickers: Sequence[Mapping[str, Any]]) -> dict[str, IngressState]:
+    """By address; an ingress from before an upgrade does not say it."""
+    found = {", ".join(picker["addresses"]): picker for picker in pickers if "addresses" in picker}
+    return msgspec.convert(printable_tree(found), dict[str, IngressState])
 
 
 def verdict_of(screen: Screen) -> Verdict:
@@ -135,8 +134,8 @@ def verdict_of(screen: Screen) -> Verdict:
         for host, word in screen.ingress.items()
         if word != ANSWERS
     ]
-    for host, states in screen.files.items():
-        others += of_ingress(host, states, time.time())
+    for host, state in screen.told.items():
+        others += of_ingress(host, state, time.time())
     if screen.ray:
         others.append(Problem(what="no news from Ray", level=Level.BAD))
     return judge_fleet([_host(name, screen) for name in _names(screen)], others)
@@ -178,8 +177,8 @@ def lines(screen: Screen) -> list[str]:
     ingress = [f"ingress {host}: {word}" for host, word in screen.ingress.items()]
     ingress += [
         line
-        for host, states in screen.files.items()
-        for problem in of_ingress(host, states, time.time())
+        for host, state in screen.told.items()
+        for problem in of_ingress(host, state, time.time())
         for line in (problem.what, f"  {problem.remedy}")
     ]
     ray = ANSWERS if not screen.ray else screen.ray

@@ -404,10 +404,24 @@ def judge_fleet(hosts: Sequence[Host], others: Sequence[Problem] = ()) -> Verdic
     return Verdict(level=level, line="; ".join(parts), problems=tuple(problems))
 
 
-def of_ingress(address: str, files: Sequence[FileState], now: float) -> list[Problem]:
-    """What is wrong with the certificates of one ingress host."""
-    shown = {"files": [asdict(file) for file in files]}
-    return [replace(problem, what=f"ingress {address}: {problem.what}") for problem in of_files(shown, now)]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IngressState:
+    """What an ingress host says of itself."""
+
+    files: tuple[FileState, ...] = ()
+    """Its certificates."""
+    troubles: tuple[str, ...] = ()
+    """What keeps it from doing as the member list and fleet.toml say."""
+
+
+def of_ingress(address: str, state: IngressState, now: float) -> list[Problem]:
+    """What is wrong with one ingress host."""
+    shown = {"files": [asdict(file) for file in state.files]}
+    found = [*of_files(shown, now), *(Problem(what=each, remedy=_INGRESS) for each in state.troubles)]
+    return [replace(problem, what=f"ingress {address}: {problem.what}") for problem in found]
+
+
+_INGRESS: Final = "journalctl -u numa-launcher-ingress"
 
 
 def late_hosts(hosts: Sequence[Host]) -> frozenset[str]:

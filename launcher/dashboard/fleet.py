@@ -18,6 +18,7 @@ from launcher.base.watched_file import FileState
 from launcher.control.client import UnreachableError
 from launcher.control.verdict import (
     Host,
+    IngressState,
     Level,
     Problem,
     Verdict,
@@ -77,6 +78,8 @@ class Status(msgspec.Struct, frozen=True):
     """Of the ingress, on this host."""
     files: tuple[FileState, ...] = ()
     """Its certificates."""
+    troubles: tuple[str, ...] = ()
+    """What keeps it from doing as the member list and fleet.toml say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +145,8 @@ def _verdict(seen: FleetSeen, hosts: list[Host], now: float) -> Verdict:
                 remedy="journalctl -u numa-launcher-ingress",
             )
         )  # fmt: skip
-    others += of_ingress(", ".join(seen.status.addresses), seen.status.files, now)
+    state = IngressState(files=seen.status.files, troubles=seen.status.troubles)
+    others += of_ingress(", ".join(seen.status.addresses), state, now)
     return judge_fleet(hosts, others)
 
 

@@ -175,6 +175,13 @@ AT_START: Final[tuple[Rule, ...]] = (
         Retry.NEVER,
     ),
     rule(
+        # A path, as every command of the host is: what it lies on may be a mount that is away. A container's init has none.
+        "command-not-found",
+        r"(?:execution of|failed to execute|cannot execute) .*/.*: No such file or directory",
+        "the engine's command is not there",
+        "mount what it lies on, or correct engine.command", Retry.BACKOFF, starting=True,
+    ),
+    rule(
         "command-not-found",
         # numactl, taskset, and our own shim (shim.py); a container's init: podman's, then docker's; the client's code.
         r"(?:(?:execution of|failed to execute|cannot execute|failed to exec) .*: "

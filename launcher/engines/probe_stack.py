@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from launcher.base.errors import LauncherError, timed_out
+from launcher.base.errors import LauncherError, PassingError, timed_out
 from launcher.config.engine_arguments import has_flag
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.vllm.launch import MODULE_FORM
@@ -27,6 +28,10 @@ _LIBRARY_DIRS: Final = (
 )  # fmt: skip
 # vllm/envs.py: the device that it was built for, and that it takes.
 _TARGET: Final = "VLLM_TARGET_DEVICE"
+# docker 20 to 29, whose words before "Cannot" differ.
+_NO_DOCKER: Final = re.compile(
+    r"[Cc]annot connect to the Docker daemon|[Ff]ailed to connect to the docker API"
+)
 _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]', or set engine.command"
 
 
@@ -79,7 +84,9 @@ def _probe_image(engine: Engine) -> Stack:
         ) from error
     if done.returncode != 0:
         said = done.stderr.strip().splitlines()
-        raise LauncherError(
+        # At a boot docker's daemon may begin after this one.
+        kind = PassingError if _NO_DOCKER.search(done.stderr) else LauncherError
+        raise kind(
             f"cannot use engine.image '{image}': {said[-1] if said else f'{name} has no such image'}",
             f"run: {name} pull {image}",
         )
@@ -114,7 +121,7 @@ def find_vllm(word: str) -> str:
     found = shutil.which(word)
     if found is None:
         where = "no such program" if "/" in word else f"not in {beside.parent} and not in PATH"
-        raise LauncherError(f"cannot find vLLM: no command {word!r} ({where})", _INSTALL)
+        raise _absent(word)(f"cannot find vLLM: no command {word!r} ({where})", _INSTALL)
     return str(Path(found).absolute())
 
 
@@ -123,11 +130,16 @@ def _find_command(word: str) -> str:
         return word
     found = shutil.which(word)
     if found is None:
-        raise LauncherError(
+        raise _absent(word)(
             f"cannot find the engine: no command {word!r}",
             "install it, or give its full path in engine.command",
         )
     return str(Path(found).absolute())
+
+
+def _absent(path: str) -> type[LauncherError]:
+    """What is named by its path may come by itself, with a mount, as an environment on NFS; a name in PATH may not."""
+    return PassingError if "/" in path and not Path(path).exists() else LauncherError
 
 
 def interpreter_of(command: tuple[str, ...]) -> str | None:
@@ -193,7 +205,7 @@ def find_tcmalloc(wanted: str) -> str | None:
     if wanted != "auto":
         if Path(wanted).is_file():
             return wanted
-        raise LauncherError(
+        raise _absent(wanted)(
             f"cannot preload engine.tcmalloc {wanted!r}: no such file",
             'install libtcmalloc-minimal4 and set "auto", or set "off"',
         )

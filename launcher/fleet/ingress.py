@@ -80,6 +80,7 @@ class Ingress:
         self._servers = haproxy.Servers(self._folder / "admin.sock")
         self._members = MemberList()
         self._unread = ""  # why the member list could not be read
+        self._differs = ""  # why HAProxy is to be started again
         self._adopted = False  # HAProxy, or started
         self._own: list[str] = []
         """Addresses of the ingress that are this host's."""
@@ -194,10 +195,16 @@ class Ingress:
             "hosts": decisions.picker.status(),
             "shares": decisions.picker.shares(asyncio.get_running_loop().time()),
             "addresses": self._own,
-            "files": tuple(self._certificates.states()),
+            "files": self._certificates.states(),
+            "troubles": self._troubles(),
         }
         writer.write(msgspec.json.encode(shown))
         writer.close()
+
+    def _troubles(self) -> list[str]:
+        """What keeps it from doing as the member list and fleet.toml say."""
+        failed = "" if self._following is None else self._following.failures.last
+        return [trouble for trouble in (failed, self._unread, self._differs) if trouble]
 
     async def _follow(self) -> None:
         """Raises LauncherError; what was set before stays."""
@@ -248,9 +255,10 @@ class Ingress:
         if runs:
             path = self._folder / "haproxy.cfg"
             if not path.exists() or not haproxy.same_settings(path.read_text(), texts[path.name]):
-                _LOG.warning(
+                self._differs = (
                     "HAProxy runs with another configuration; it takes this one when it is restarted"
                 )
+                _LOG.warning("%s", self._differs)
             return
         for name, text in texts.items():
             (self._folder / name).write_text(text)
@@ -266,6 +274,7 @@ class Ingress:
             why = said.read_text(errors="replace").strip()
             raise LauncherError(f"cannot start HAProxy: {why}", "correct [ingress] and [hosts] in fleet.toml")
         self._certificates.started()
+        self._differs = ""
         _LOG.info("HAProxy started")
 
 

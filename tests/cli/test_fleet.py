@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from launcher.cli import main
-from launcher.cli.fleet import OwnNode, own_node, untrusted
+from launcher.cli.fleet import OwnNode, _started, own_node, untrusted
 from launcher.fleet.config import FleetConfig, Ingress
 
 WITHOUT_RAY = (
@@ -85,6 +85,22 @@ def test_ingress_hosts_that_a_daemon_does_not_trust(trusted: list[str], ignored:
     config = FleetConfig(ingress=Ingress(hosts=("10.0.0.1", "10.0.0.2")))
     assert untrusted(config, trusted) == ignored
     assert untrusted(FleetConfig(ingress=Ingress(hosts=("a-name",))), trusted) == []
+
+
+class Failing:
+    def run(self, _host: str, _words: tuple[str, ...], _timeout_s: float) -> tuple[int, str]:
+        return 1, (
+            "Job for numa-launcher.service failed because the control process exited with error code.\n"
+            'See "systemctl status numa-launcher.service" and "journalctl -xeu numa-launcher.service" for details.\n'
+        )
+
+
+def test_why_a_daemon_did_not_start_is_systemctls_first_line() -> None:
+    said = _started(Failing(), "a", ("systemctl", "start", "numa-launcher"))
+    assert said == (
+        "cannot start it: `systemctl start numa-launcher`: Job for numa-launcher.service failed because the control process "
+        "exited with error code."
+    )
 
 
 @pytest.mark.parametrize("action", ["up", "down", "status"])

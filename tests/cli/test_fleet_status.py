@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from support.cloud import Certificate, make_certificate
 
-from launcher.cli.fleet_status import Screen, files, gather, lines, stragglers, well
+from launcher.cli.fleet_status import Screen, gather, lines, stragglers, told, well
 from launcher.control.client import UnreachableError
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
 from launcher.fleet.loads import HostLoad, InstanceLoad
@@ -71,15 +71,15 @@ def test_one_screen() -> None:
 
 def picker(address: str, **state: Any) -> dict[str, Any]:
     """What an ingress says, as JSON."""
-    told = {
+    file = {
         "what": "certificate of the ingress", "path": "/c.pem", "state": "in use", "since": 0.0, "why": "", "remedy": "",
     }  # fmt: skip
-    return {"decides": True, "hosts": {}, "addresses": [address], "files": [told | state]}
+    return {"decides": True, "hosts": {}, "addresses": [address], "files": [file | state]}
 
 
 def test_a_certificate_of_an_ingress_that_has_expired_is_said() -> None:
     expired = picker("10.0.0.2", state="expired", why="it expired", remedy="renew it")
-    screen = msgspec.structs.replace(WELL, files=files([{}, picker("10.0.0.1"), expired]))
+    screen = msgspec.structs.replace(WELL, told=told([{}, picker("10.0.0.1"), expired]))
     assert not well(screen)
     text = lines(screen)
     assert text[0].startswith("DEGRADED 1/2 hosts serving; b draining; ingress 10.0.0.2: it expired (for ")
@@ -90,10 +90,18 @@ def test_a_certificate_of_an_ingress_that_has_expired_is_said() -> None:
 
 def test_a_certificate_that_cannot_be_used_is_a_warning() -> None:
     bad = picker("10.0.0.2", state="unusable", why="cannot use it; the one read before stays in force")
-    screen = msgspec.structs.replace(WELL, files=files([bad]))
+    screen = msgspec.structs.replace(WELL, told=told([bad]))
     assert well(screen)
     assert lines(screen)[0].startswith("OK 1/2 hosts serving, 1 warning; ")
     assert any(line.startswith("ingress 10.0.0.2: cannot use it; ") for line in lines(screen))
+
+
+def test_what_an_ingress_cannot_do_is_said() -> None:
+    trouble = "HAProxy runs with another configuration"
+    screen = msgspec.structs.replace(WELL, told=told([picker("10.0.0.2") | {"troubles": [trouble]}]))
+    text = lines(screen)
+    assert text[0].startswith("OK 1/2 hosts serving, 1 warning; ")
+    assert text[text.index(f"ingress 10.0.0.2: {trouble}") + 1] == "  journalctl -u numa-launcher-ingress"
 
 
 def test_a_forgotten_host_that_is_back_is_said() -> None:

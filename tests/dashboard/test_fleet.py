@@ -80,10 +80,14 @@ async def test_a_certificate_that_has_expired_is_on_the_page() -> None:
     told = planted(3) | {
         "addresses": ["10.0.0.1"],
         "files": [file | {"why": "it expired", "remedy": "renew it"}],
+        "troubles": ["x"],
     }
     found = said(await made(FakeIngress(text=json.dumps(told).encode()), FakeClock()).frame())["verdict"]
     assert found["line"].startswith("DEGRADED 3/3 hosts serving; ingress 10.0.0.1: it expired (for ")
-    assert [(one["level"], one["remedy"]) for one in found["problems"]] == [("bad", "renew it")]
+    assert [(one["level"], one["remedy"]) for one in found["problems"]] == [
+        ("bad", "renew it"),
+        ("warn", "journalctl -u numa-launcher-ingress"),
+    ]
 
 
 async def test_an_ingress_that_never_answered(tmp_path: Path) -> None:

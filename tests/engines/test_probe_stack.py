@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 import pytest
 
-from launcher.base.errors import LauncherError
+from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Engine, EngineKind, Runtime
 from launcher.engines.probe_stack import find_tcmalloc, find_vllm, interpreter_of, probe_stack
 from launcher.engines.vllm.software import Stack, parse_release, zentorch_mismatch
@@ -85,6 +86,7 @@ def test_missing_vllm_is_named() -> None:
     with pytest.raises(LauncherError, match="cannot find vLLM: no command 'no-such-vllm'") as missing:
         find_vllm("no-such-vllm")
     assert "scripts/quickstart" in missing.value.remedy
+    assert not isinstance(missing.value, PassingError)
 
 
 def test_a_command_engine_is_looked_up_too() -> None:
@@ -108,6 +110,49 @@ def test_interpreter_of_a_script(tmp_path: Path, head: str, python: str | None) 
     script = tmp_path / "vllm"
     script.write_text(head)
     assert interpreter_of((str(script),)) == python
+
+
+def test_what_is_named_by_a_path_that_is_not_there_is_waited_for(tmp_path: Path) -> None:
+    """An environment on a mount that is not there yet; a file that is there and cannot be run is a mistake."""
+    path = tmp_path / "nfs" / "engine"
+    for engine in (
+        Engine(command=(str(path),)),
+        Engine(kind=EngineKind.COMMAND, command=(str(path), "{uds}")),
+        Engine(kind=EngineKind.COMMAND, command=("sh", "{uds}"), tcmalloc=str(path)),
+    ):
+        with pytest.raises(PassingError, match="nfs/engine"):
+            probe_stack(engine)
+    path.parent.mkdir()
+    path.write_text("no program")
+    with pytest.raises(LauncherError) as mistake:
+        probe_stack(Engine(kind=EngineKind.COMMAND, command=(str(path), "{uds}")))
+    assert not isinstance(mistake.value, PassingError)
+
+
+@pytest.mark.parametrize(
+    ("said", "waits"),
+    [
+        (
+            "Cannot connect to the Docker daemon at unix:///var/run/docker.sock. Is the docker daemon running?",
+            True,
+        ),
+        (
+            "failed to connect to the docker API at unix:///var/run/docker.sock; check if the path is correct",
+            True,
+        ),
+        ("Error: No such image: gone", False),
+    ],
+)
+def test_dockers_daemon_may_begin_after_this_one(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, waits: bool
+) -> None:
+    docker = tmp_path / "docker"
+    docker.write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    docker.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(LauncherError, match=r"cannot use engine\.image 'gone'") as refused:
+        probe_stack(Engine(runtime=Runtime.DOCKER, image="gone", command=("vllm",)))
+    assert isinstance(refused.value, PassingError) is waits
 
 
 def test_tcmalloc_paths() -> None:

@@ -224,9 +224,11 @@ async def test_an_haproxy_that_runs_is_adopted(
         task = asyncio.create_task(Ingress(made).run())
         async with asyncio.timeout(SOON_S):
             await asked.wait()
+        told = await asyncio.to_thread(read_status, made)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert ("another configuration" in caplog.text) is not same
+    assert any("another configuration" in trouble for trouble in told["troubles"]) is not same
     assert (tmp_path / "haproxy.cfg").read_text() == (text if same else "")
     assert not (tmp_path / "haproxy.pid").exists()
 

@@ -224,6 +224,16 @@ LINES: list[tuple[str, str, Retry]] = [
     ("command-not-found", "numa-launcher: cannot execute vlm: No such file or directory", Retry.NEVER),
     ("command-not-found", "numa-launcher: cannot execute /srv/model: Permission denied", Retry.NEVER),
     (
+        "command-not-found",
+        "numa-launcher: cannot execute /nfs/venv/bin/vllm: No such file or directory",
+        Retry.BACKOFF,
+    ),
+    (
+        "command-not-found",
+        "numactl: execution of `/nfs/venv/bin/vllm': No such file or directory",
+        Retry.BACKOFF,
+    ),
+    (
         "missing-instruction-set",
         (
             "ERROR multiproc_executor.py:316] Worker proc VllmWorker-0 died unexpectedly (exit code: -4), shutting down "
