@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -71,19 +72,21 @@ class WaitingRoom:
         self._loop.run_until_complete(self._answer())
 
     async def _answer(self) -> None:
-        settings = self._settings
-        server = ControlServer(
-            settings.socket, settings.group, NotYet(lambda: self._error), read_group=settings.read_group
-        )
-        # Copies: a server closes its sockets, and systemd's are the daemon's afterwards.
-        ready = [sock.dup() for sock in listener.sockets().get(listener.CONTROL, ())]
-        try:
-            await server.start(ready)
-        except LauncherError as error:  # the daemon itself will say so once it starts
-            _LOG.warning("%s (%s)", error.message, error.remedy)
-            return
-        await self._over.wait()
-        await server.stop()
+        settings, answers = self._settings, NotYet(lambda: self._error)
+        with contextlib.ExitStack() as stack:
+            # Copies: a server closes its sockets, and systemd's are the daemon's afterwards.
+            theirs = listener.sockets().get(listener.CONTROL, ())
+            ready = [stack.enter_context(sock.dup()) for sock in theirs]
+            try:
+                server = ControlServer(
+                    settings.socket, settings.group, answers, read_group=settings.read_group
+                )
+                await server.start(ready)
+            except LauncherError as error:  # the daemon itself will say so once it starts
+                _LOG.warning("%s (%s)", error.message, error.remedy)
+                return
+            await self._over.wait()
+            await server.stop()
 
     def __enter__(self) -> Self:
         return self

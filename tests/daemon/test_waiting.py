@@ -80,6 +80,15 @@ def test_another_daemon_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
         assert path.exists()
 
 
+def test_a_group_that_is_not_there_does_not_end_the_wait(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = Control(socket=str(tmp_path / "c.sock"), group="no-such-group")
+    with WaitingRoom(settings, lambda _: None) as room:
+        room.tell(away("/a"))
+        assert eventually(lambda: "no such group" in caplog.text, what="the warning")
+
+
 # --- what is required ---
 
 
