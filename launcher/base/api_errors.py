@@ -10,8 +10,25 @@ TOO_MANY: Final = 429
 SERVER_ERROR: Final = 500
 NEVER_REPEATED: Final = frozenset({501, 505})
 """Not implemented, by any instance: the same request fails again."""
+_MAY_PASS: Final = frozenset({408, 409, TOO_MANY})  # 4xx that the same request may get past
 SHOULD_RETRY: Final = "X-Should-Retry"
-"""OpenAI's and Anthropic's SDKs repeat 408, 409, 429 and 5xx where it does not say "false" (_base_client.py of both)."""
+"""OpenAI's and Anthropic's SDKs repeat 408, 409, 429 and 5xx where it does not say "false" (_base_client.py of both);
+Claude Code 2.1 repeats 401, too, for three minutes."""
+
+
+def blames_request(status: int) -> bool:
+    """Whether a response says that its request is at fault, and not the server."""
+    return CLIENT_ERROR <= status < SERVER_ERROR or status in NEVER_REPEATED
+
+
+def blames_server(status: int) -> bool:
+    """Whether a response says that its server is at fault."""
+    return status >= SERVER_ERROR and status not in NEVER_REPEATED
+
+
+def may_pass(status: int) -> bool:
+    """Whether the same request may get another answer later."""
+    return not blames_request(status) or status in _MAY_PASS
 
 
 class HttpError(Exception):
@@ -27,15 +44,15 @@ class HttpError(Exception):
         close: bool = False,
         repeatable: bool = True,
     ) -> None:
-        """`repeatable`: False where the same request would fail again, although clients repeat this status."""
+        """`repeatable`: False where the same request would fail again, although its status does not say so."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.type = type_
         self.param = param
         self.code = code
-        self.headers = headers or {}
-        self.repeatable = repeatable and status not in NEVER_REPEATED
+        self.headers = dict(headers or {})
+        self.repeatable = repeatable and may_pass(status)
         if not self.repeatable:
             self.headers[SHOULD_RETRY] = "false"
         self.close = close  # what follows on the connection cannot be trusted, or will not be read

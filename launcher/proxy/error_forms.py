@@ -57,7 +57,6 @@ _FAILED_CODES: Final = frozenset(
         "context_length_exceeded",
     }
 )
-_REPEATED: Final = frozenset({408, 409, TOO_MANY})  # 4xx that the same request may get past
 
 _TELLING: Final = frozenset({"error", "response", "delta", "detail", "message", "type", "param", "code"})
 _EVENTS: Final = ("error", "response.failed", "message-end")  # `type` of events that tell an error
@@ -138,7 +137,7 @@ def _failed_code(error: HttpError) -> str:
     """Clients repeat the request unless the code says that it is the request's fault, whatever the message says."""
     if isinstance(error.code, str) and error.code in _FAILED_CODES:
         return error.code
-    if not error.repeatable or (error.status < SERVER_ERROR and error.status not in _REPEATED):
+    if not error.repeatable:
         return "invalid_prompt"
     return "rate_limit_exceeded" if error.status == TOO_MANY else "server_error"
 

@@ -154,7 +154,16 @@ def test_an_event_says_when_to_try_again(api: Api) -> None:
 def test_what_is_not_to_be_repeated_says_so() -> None:
     assert unavailable("x", 3).headers == {"Retry-After": "3"}
     assert HttpError(502, "x", repeatable=False).headers == {"X-Should-Retry": "false"}
-    assert HttpError(501, "x").headers == HttpError(505, "x").headers == {"X-Should-Retry": "false"}
+    for status in (400, 401, 403, 404, 405, 413, 415, 501, 505):
+        assert HttpError(status, "x").headers == {"X-Should-Retry": "false"}
+    for status in (408, 409, 429, 500, 502, 503, 504):
+        assert HttpError(status, "x").headers == {}
+
+
+def test_fields_of_one_error_are_not_anothers() -> None:
+    fields = {"Allow": "GET"}
+    HttpError(405, "x", headers=fields)
+    assert fields == {"Allow": "GET"}
 
 
 # --- errors of engines -----------------------------------------------------------------------------

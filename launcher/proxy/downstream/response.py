@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 
-from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SHOULD_RETRY, HttpError
+from launcher.base.api_errors import CLIENT_ERROR, SHOULD_RETRY, HttpError, may_pass
 from launcher.proxy.error_forms import (
     Opening,
     body_of,
@@ -98,7 +98,7 @@ def deliver(request: Request, event: Event, now: float) -> None:
     if status >= CLIENT_ERROR:
         body = in_form(api_of(request.path), body, status, asked)
     extra = timing(request, now)
-    if status in NEVER_REPEATED and head.get(SHOULD_RETRY.lower().encode()) is None:
+    if not may_pass(status) and head.get(SHOULD_RETRY.lower().encode()) is None:
         extra += _NO_RETRY
     _send_whole(request, head, body, now, extra)
 

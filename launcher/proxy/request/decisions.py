@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import Final, Protocol
 
 from launcher.balancing.upstreams import Ending, Ticket, Upstream
-from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.base.api_errors import (
+    CLIENT_ERROR,
+    SERVER_ERROR,
+    TOO_MANY,
+    HttpError,
+    blames_request,
+    blames_server,
+)
 from launcher.proxy.continuation.continuation import Complete, NotExact
 from launcher.proxy.continuation.splicer import continue_stream
 from launcher.proxy.openai.body import without_mark
@@ -461,9 +468,9 @@ def _let_go(request: Request) -> None:
 
 def _outcome_of(status: int) -> Outcome:
     """That of a whole response of an upstream."""
-    if status >= SERVER_ERROR and status not in NEVER_REPEATED:
+    if blames_server(status):
         return Outcome.FAILED
-    return Outcome.REFUSED if status >= CLIENT_ERROR else Outcome.COMPLETED
+    return Outcome.REFUSED if blames_request(status) else Outcome.COMPLETED
 
 
 def _deliver(request: Request, answer: Answer, outcome: Outcome) -> Actions:

@@ -21,7 +21,7 @@ from typing import Final
 
 import msgspec
 
-from launcher.base.api_errors import NEVER_REPEATED
+from launcher.base.api_errors import blames_request
 from launcher.proxy.openai.answers import is_json
 from launcher.proxy.sse.ends import (
     PING_SIGNS,
@@ -288,7 +288,7 @@ class EventTracker:
         if self.end is StreamEnd.MESSAGE_STOP and _REQUEST_ERROR.search(self.error) is not None:
             return False
         code = _CODE.search(self.error)
-        return code is None or not (code[1].startswith(b"4") or int(code[1]) in NEVER_REPEATED)
+        return code is None or not blames_request(int(code[1]))
 
 
 def _may_say_nothing(held: bytes) -> bool:

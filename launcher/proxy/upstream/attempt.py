@@ -14,7 +14,7 @@ import re
 from typing import Protocol
 
 from launcher.balancing.upstreams import Upstream
-from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR
+from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR, blames_server
 from launcher.proxy.error_forms import body_of
 from launcher.proxy.http1.responses import ResponseHead
 from launcher.proxy.openai.answers import is_json, not_json, promises_json
@@ -256,7 +256,7 @@ class Attempt:
         # The request is at fault for an answer that says that this engine cannot do that.
         if self.upstream is None or answer.head.status in NEVER_REPEATED:
             self._post(self.request, AnswerReceived(self, answer))
-        elif answer.head.status >= SERVER_ERROR:
+        elif blames_server(answer.head.status):
             self.fail(f"it answered {answer.head.status}", answer)
         elif self._gave_up(answer):
             self.fail("its engine gave the request up")

@@ -22,7 +22,7 @@ import msgspec
 
 from launcher.balancing.upstreams import Ending
 from launcher.base.address import TcpAddress
-from launcher.base.api_errors import CLIENT_ERROR, NEVER_REPEATED, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.base.api_errors import TOO_MANY, HttpError, blames_request, blames_server
 from launcher.base.clock import Moment
 from launcher.base.errors import LauncherError, reason
 from launcher.base.money import TokenPrices, to_text, token_prices
@@ -190,7 +190,7 @@ _OUTCOMES: Final = {
 
 def _outcome_of(left: Left) -> Outcome:
     status = left.status
-    refused = status is not None and (CLIENT_ERROR <= status < SERVER_ERROR or status in NEVER_REPEATED)
+    refused = status is not None and blames_request(status)
     return Outcome.REFUSED if refused and left.ending is Ending.WHOLE else _OUTCOMES[left.ending]
 
 
@@ -330,11 +330,7 @@ class OverflowEndpoint:
 
     def _judge(self, left: Left, now: float, wall: float) -> None:
         status = left.status
-        if (
-            status is not None
-            and status not in NEVER_REPEATED
-            and (status == TOO_MANY or status >= SERVER_ERROR)
-        ):
+        if status is not None and (status == TOO_MANY or blames_server(status)):
             said_s = _seconds(left.retry_after, wall)
             self._health = Health.FAILED if said_s is None else Health.REFUSES
             self._until = now + (AVOID_S if said_s is None else min(said_s, MAX_RETRY_AFTER_S))

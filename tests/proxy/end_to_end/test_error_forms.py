@@ -143,7 +143,7 @@ async def test_refusals(build: Build, tmp_path: Path, name: str, path: str) -> N
     assert case.says in message_of(path, status, body)
     assert head["content-type"] == "application/json"
     assert ("retry-after" in head) == (status in {429, 502, 503})
-    assert head.get("x-should-retry") == ("false" if status == 501 else None)
+    assert head.get("x-should-retry") == (None if status in {429, 502, 503} else "false")
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,27 @@ async def test_an_engines_error(proxy: ProxyUnderTest, path: str, said: object) 
     await proxy.engine(0, script)
     status, _, body = await whole(proxy, request_of(path, asking()))
     assert (status, message_of(path, status, body)) == (400, "too long")
+
+
+@pytest.mark.parametrize(
+    ("status", "said"), [(401, "false"), (404, "false"), (422, "false"), (409, None), (429, None)]
+)
+async def test_an_engines_refusal_says_whether_a_repeat_can_help(
+    proxy: ProxyUnderTest, status: int, said: str | None
+) -> None:
+    """Claude Code repeats 401 for three minutes without it."""
+    await proxy.engine(0, answering({"error": {"message": "no", "type": "x", "code": status}}, status))
+    got, head, _ = await whole(proxy, request_of(MESSAGES, asking()))
+    assert (got, head.get("x-should-retry")) == (status, said)
+
+
+async def test_an_engines_own_word_on_repeats_stays(proxy: ProxyUnderTest) -> None:
+    async def script(call: Call) -> None:
+        await call.json({"error": {"message": "no"}}, 404, "X-Should-Retry: true")
+
+    await proxy.engine(0, script)
+    _, head, _ = await whole(proxy, request_of(MESSAGES, asking()))
+    assert head["x-should-retry"] == "true"
 
 
 async def test_what_no_instance_implements_is_not_asked_again(proxy: ProxyUnderTest) -> None:
