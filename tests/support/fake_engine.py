@@ -15,6 +15,8 @@ that depend on the prompt only. `POST /fault {"kind": ...}` arms a fault:
 --children starts processes that only sleep, one of them in a session of its own, as an engine's workers.
 --metrics answers /metrics with a file, its counters as they are.
 --allocate takes so much memory and touches every page of it, as weights and a KV cache would.
+
+Tests start hundreds of these: it is made of the standard library alone, which takes a quarter of the time to start.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any
-
-from aiohttp import web
 
 WORDS = [
     *("the", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog"),
@@ -39,53 +42,113 @@ WORDS = [
 ]
 
 
+# As long as a stop waits for requests that run.
+STOP_S = 60.0
+
+
+@dataclass
+class Call:
+    """One request, and the connection on which its response goes."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+    writer: asyncio.StreamWriter
+
+    async def answer(self, body: bytes = b"", status: int = 200, type_: str = "application/json") -> None:
+        self._head(status, f"Content-Type: {type_}\r\nContent-Length: {len(body)}\r\n")
+        self.writer.write(b"" if self.method == "HEAD" else body)
+        await self.writer.drain()
+
+    async def json(self, content: Any, status: int = 200) -> None:
+        await self.answer(json.dumps(content).encode(), status)
+
+    async def begin_stream(self) -> None:
+        self._head(200, "Content-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n")
+        await self.writer.drain()
+
+    async def event(self, data: bytes) -> None:
+        """Raises ConnectionError if the client has left."""
+        self.writer.write(b"%x\r\ndata: %b\n\n\r\n" % (len(data) + 8, data))
+        await self.writer.drain()
+
+    async def end_stream(self) -> None:
+        self.writer.write(b"0\r\n\r\n")
+        await self.writer.drain()
+
+    def _head(self, status: int, fields: str) -> None:
+        self.writer.write(f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{fields}\r\n".encode())
+
+
+async def next_call(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Call:
+    """Raises EOFError at the end of the connection."""
+    lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+    method, target, _ = lines[0].split(" ")
+    headers = {
+        name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:] if line)
+    }
+    body = b""
+    if headers.get("transfer-encoding") == "chunked":
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            body += await reader.readexactly(size)
+            await reader.readuntil(b"\r\n")
+        await reader.readuntil(b"\r\n")
+    else:
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Call(method, target.partition("?")[0], headers, body, writer)
+
+
+@dataclass
 class Engine:
     """One fake instance."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args = args
-        self.faults: set[str] = set()
-        self.running = 0
-        self.served = 0
+    args: argparse.Namespace
+    faults: set[str] = field(default_factory=set)
+    running: int = 0
+    served: int = 0
+    calls: int = 0
+    """Requests of any kind that are not answered yet."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    idle: asyncio.Event = field(default_factory=asyncio.Event)
 
-    def app(self) -> web.Application:
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/health", self.health),
-                web.get("/v1/models", self.models),
-                web.get("/served", self.count),
-                web.post("/v1/completions", self.complete),
-                web.post("/v1/chat/completions", self.complete),
-                web.post("/fault", self.fault),
-            ]
-        )
-        if self.args.metrics is not None:
-            app.add_routes([web.get("/metrics", self.metrics)])
-        return app
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(EOFError, ConnectionError):
+            while not self.stopped.is_set():
+                call = await next_call(reader, writer)
+                self.calls += 1
+                try:
+                    await self.respond(call)
+                finally:
+                    self.calls -= 1
+                    if not self.calls:
+                        self.idle.set()
+                if call.headers.get("connection", "").lower() == "close":
+                    break
+        writer.close()
 
-    async def metrics(self, _request: web.Request) -> web.FileResponse:
-        return web.FileResponse(self.args.metrics)
+    async def respond(self, call: Call) -> None:
+        match call.path:
+            case "/health":
+                await self._hang()
+                await call.answer(status=503 if "unhealthy" in self.faults else 200)
+            case "/v1/models":
+                entry = {"id": self.args.model, "object": "model", "created": 0, "owned_by": "fake"}
+                await call.json({"object": "list", "data": [{**entry, "max_model_len": 4096}]})
+            case "/served":
+                await call.json({"served": self.served, "running": self.running})
+            case "/v1/completions" | "/v1/chat/completions":
+                await self.complete(call)
+            case "/fault":
+                await self.fault(call)
+            case "/metrics" if self.args.metrics is not None:
+                page = Path(self.args.metrics).read_bytes()  # noqa: ASYNC240 - a small file
+                await call.answer(page, type_="text/plain")
+            case _:
+                await call.answer(b"404: Not Found", 404, "text/plain")
 
-    async def health(self, _request: web.Request) -> web.Response:
-        await self._hang()
-        return web.Response(status=503 if "unhealthy" in self.faults else 200)
-
-    async def models(self, _request: web.Request) -> web.Response:
-        entry = {
-            "id": self.args.model,
-            "object": "model",
-            "created": 0,
-            "owned_by": "fake",
-            "max_model_len": 4096,
-        }
-        return web.json_response({"object": "list", "data": [entry]})
-
-    async def count(self, _request: web.Request) -> web.Response:
-        return web.json_response({"served": self.served, "running": self.running})
-
-    async def fault(self, request: web.Request) -> web.Response:
-        kind = (await request.json())["kind"]
+    async def fault(self, call: Call) -> None:
+        kind = json.loads(call.body)["kind"]
         if kind.startswith("exit"):
             os._exit(int(kind.split()[1]))
         if kind.startswith("eat"):
@@ -97,34 +160,30 @@ class Engine:
         if kind.startswith("stray "):
             threading.Thread(target=_stray, args=(int(kind[6:]),), name="stray", daemon=True).start()
         if kind == "ignore-term":
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-            loop = asyncio.get_running_loop()
-            with contextlib.suppress(ValueError):
-                loop.remove_signal_handler(signal.SIGTERM)
+            asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         self.faults.add(kind)
-        return web.json_response({"armed": sorted(self.faults)})
+        await call.json({"armed": sorted(self.faults)})
 
     async def _hang(self, *also: str) -> None:
         if self.faults & {"hang", *also}:
             await asyncio.Event().wait()
 
-    async def complete(self, request: web.Request) -> web.StreamResponse:
-        body: dict[str, Any] = await request.json()
+    async def complete(self, call: Call) -> None:
+        body: dict[str, Any] = json.loads(call.body)
         await self._hang("lie")
         if "refuse" in self.faults:
-            return web.json_response(
-                {"error": {"message": "engine trouble", "type": "internal", "code": 500}}, status=500
-            )
+            await call.json({"error": {"message": "engine trouble", "type": "internal", "code": 500}}, 500)
+            return
         self.running += 1
         try:
-            return await self._answer(request, body)
+            await self._answer(call, body)
         finally:
             self.running -= 1
             self.served += 1
 
-    async def _answer(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        chat = request.path.startswith("/v1/chat")
+    async def _answer(self, call: Call, body: dict[str, Any]) -> None:
+        chat = call.path.startswith("/v1/chat")
         count = int(body.get("max_tokens") or 16)
         seed = len(json.dumps(body.get("messages") or body.get("prompt")))
         words = [WORDS[(seed + i) % len(WORDS)] for i in range(count)]
@@ -139,26 +198,42 @@ class Engine:
             await asyncio.sleep(self.args.token_s * count)
             text = " ".join(words)
             choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            return web.json_response(
+            await call.json(
                 {**head, "choices": [{"index": 0, "finish_reason": "length", **choice}], "usage": usage}
             )
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
+            return
+        await call.begin_stream()
         for i, word in enumerate(words):
-            if "cut" in self.faults and i == 2 and request.transport is not None:
-                request.transport.abort()
-                return response
+            if "cut" in self.faults and i == 2:
+                call.writer.transport.abort()
+                raise ConnectionAbortedError
             await self._hang()
             delta = {"delta": {"content": word + " "}} if chat else {"text": word + " "}
             last = "length" if i == count - 1 else None
             event = {**head, "choices": [{"index": 0, "finish_reason": last, **delta}]}
-            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+            await call.event(json.dumps(event).encode())
             await asyncio.sleep(self.args.token_s)
         if (body.get("stream_options") or {}).get("include_usage"):
-            last_event = {**head, "choices": [], "usage": usage}
-            await response.write(b"data: " + json.dumps(last_event).encode() + b"\n\n")
-        await response.write(b"data: [DONE]\n\n")
-        return response
+            await call.event(json.dumps({**head, "choices": [], "usage": usage}).encode())
+        await call.event(b"[DONE]")
+        await call.end_stream()
+
+    async def serve(self) -> None:
+        """Until SIGTERM or SIGINT; then requests that run are answered."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stopped.set)
+        if self.args.uds:
+            server = await asyncio.start_unix_server(self.connected, self.args.uds, limit=1 << 26)
+        else:
+            server = await asyncio.start_server(self.connected, "127.0.0.1", self.args.port, limit=1 << 26)
+        await self.stopped.wait()
+        server.close()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(STOP_S):
+                while self.calls:
+                    self.idle.clear()
+                    await self.idle.wait()
 
 
 def _stray(cpu: int) -> None:
@@ -191,9 +266,7 @@ def main() -> None:
     print("loading", flush=True)
     weights = bytearray(b"\1") * (args.allocate << 20)  # kept until the end
     time.sleep(args.startup_s)
-    web.run_app(
-        Engine(args).app(), path=args.uds, port=args.port, host=None if args.uds else "127.0.0.1", print=None
-    )
+    asyncio.run(Engine(args).serve())
     del weights
 
 
