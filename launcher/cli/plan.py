@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     config = options.config_of(args, base=_NO_MODEL if cpus_only else None)
     if args.compare:
         return _compare(args, config, other, cpus_only=cpus_only)
-    from launcher.daemon.deployment import ASKED, NOT_ASKING, build_deployment  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import ASKED, NOT_ASKING, build_deployment, was_tuned  # noqa: PLC0415  heavy
 
     asking = ASKED if args.ask_engine else NOT_ASKING
     deployment = build_deployment(config, machine=other, cpus_only=cpus_only, asking=asking)
-    if other is None:
+    if other is None and was_tuned():
         from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
 
         deployment = with_measured_layout(deployment)

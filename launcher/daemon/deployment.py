@@ -16,6 +16,7 @@ import msgspec
 from launcher.accounts.report_values import zone_of
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, PassingError
+from launcher.base.files import state_folder
 from launcher.base.redaction import MASK, Redactor, masked_arguments
 from launcher.base.text import format_size
 from launcher.config.engine_arguments import json_of
@@ -31,7 +32,7 @@ from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, Stack
 from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
 from launcher.machine.topology import Topology
-from launcher.measure.tune.remembered import MeasuredLayout
+from launcher.measure.tune.remembered import MeasuredLayout, best_file
 from launcher.models.answer import with_answer
 from launcher.models.identity import ModelFiles, model_files
 from launcher.models.profile import UNKNOWN, ModelProfile
@@ -272,6 +273,14 @@ def build_deployment(
 ) -> Deployment:
     """`read_host`, then `deploy`. Raises LauncherError."""
     return deploy(config, read_host(config, machine=machine, cpus_only=cpus_only, asking=asking))
+
+
+def was_tuned(environ: Mapping[str, str] = os.environ) -> bool:
+    """`tune` has remembered something here. The module that compares it with this machine (measured.py) imports numpy."""
+    try:
+        return best_file(state_folder(None, environ, os.geteuid())).exists()
+    except (LauncherError, OSError):  # a user without a home folder has no results either
+        return False
 
 
 def _binding_elsewhere(engine: EngineConfig) -> Binding:

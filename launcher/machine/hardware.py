@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import cpuinfo
 import msgspec
-import psutil
 
 from launcher.machine.kernel_files import decimal
 from launcher.machine.topology import CpuInfo, Topology
@@ -105,6 +103,9 @@ class HostFacts:
 
 def read_host() -> HostFacts:
     """Ask py-cpuinfo (about a second) and psutil. What py-cpuinfo cannot tell is empty or None."""
+    import cpuinfo  # noqa: PLC0415  heavy
+    import psutil  # noqa: PLC0415  heavy
+
     info: dict[str, Any] = cpuinfo.get_cpu_info()
     memory = psutil.virtual_memory()
     return HostFacts(
