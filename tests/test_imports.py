@@ -69,8 +69,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli.dashboard": {"base", "cli", "config", "dashboard", "fleet"},
     **{
         f"cli.{verb}": OFFLINE
-        for verb in ("bundle", "doctor", "options", "plan", "quickstart", "top", "top_frame", "topology")
+        for verb in ("bundle", "options", "plan", "quickstart", "top", "top_frame", "topology")
     },
+    "cli.doctor": OFFLINE | {"engines.vllm.rules_model"},
     **{
         f"cli.fleet{part}": OFFLINE | {"accounts", "fleet", "keys"}
         for part in ("", "_bench", "_keys", "_operations", "_status", "_upgrade")

@@ -60,7 +60,7 @@ def _asked(config: Config) -> tuple[AskedModel, ...]:
     """The models of the configuration, after the engine was asked about them: seconds for each that is new to it."""
     from launcher.daemon.deployment import asked_profiles  # noqa: PLC0415  heavy
     from launcher.doctor.facts import AskedModel, Trouble  # noqa: PLC0415  heavy
-    from launcher.plan.rules_model import doubts_of  # noqa: PLC0415  heavy
+    from launcher.engines.vllm.rules_model import doubts_of  # noqa: PLC0415  heavy
 
     try:
         profiles = asked_profiles(config)
