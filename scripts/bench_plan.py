@@ -20,7 +20,7 @@ from support.synthetic import Machine  # noqa: E402
 
 from launcher.base.text import GIB  # noqa: E402
 from launcher.config.schema import Config, Layout, Model, Strategy  # noqa: E402
-from launcher.engines.select import planning_of  # noqa: E402
+from launcher.engines.make import planning_of  # noqa: E402
 from launcher.machine import snapshot, sysfs  # noqa: E402
 from launcher.models.profile import ModelProfile  # noqa: E402
 from launcher.plan.planner import make_plan  # noqa: E402

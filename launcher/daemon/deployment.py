@@ -24,8 +24,8 @@ from launcher.config.schema import Config, EngineKind, Runtime, SpawnerKind
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Engine, Launch
 from launcher.engines.command import placeholders
+from launcher.engines.make import make_engine, planning_of
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.select import make_engine, planning_of
 from launcher.engines.vllm.rules_model import WEIGHT_PREPACK
 from launcher.engines.vllm.settings import dtype_of
 from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, Stack

@@ -20,8 +20,8 @@ from launcher.base import log_lines
 from launcher.config.loading import load_config
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.main import serve
+from launcher.engines.make import make_engine
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.select import make_engine
 
 
 def main() -> None:

@@ -42,8 +42,16 @@ def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "
 class DaemonProcess:
     """`numa-launcher serve` as a child process, and its command line."""
 
-    def __init__(self, folder: Path, config: str, environ: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        config: str,
+        environ: dict[str, str] | None = None,
+        program: tuple[str, ...] = ("-m", "launcher"),
+    ) -> None:
+        """`program`: the words after Python's own name."""
         self.folder = folder
+        self._program = program
         self.port = free_port()
         self.socket = folder / "c.sock"
         self.config = folder / "config.toml"
@@ -60,7 +68,7 @@ class DaemonProcess:
     def _serve(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "launcher", "serve", "-c", str(self.config)],
+                [sys.executable, *self._program, "serve", "-c", str(self.config)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
             )  # fmt: skip
 

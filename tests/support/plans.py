@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import Config
-from launcher.engines.select import planning_of
+from launcher.engines.make import planning_of
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan import comparison, planner

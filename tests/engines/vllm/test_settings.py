@@ -15,7 +15,7 @@ from support.synthetic import EPYC, Machine
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
-from launcher.engines.select import planning_of
+from launcher.engines.make import planning_of
 from launcher.engines.vllm.demand import KV_STEP_BYTES, MAX_PAGE_CACHE_BYTES, pool_for
 from launcher.engines.vllm.settings import effective_config
 from launcher.machine.topology import CpuInfo

@@ -11,8 +11,8 @@ import pytest
 from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
 from launcher.engines.command import CommandEngine
+from launcher.engines.make import cache_dir, free_loopback_port, make_engine, read_token
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.select import cache_dir, free_loopback_port, make_engine, read_token
 from launcher.engines.vllm.launch import VllmEngine
 from launcher.engines.vllm.software import Stack
 from launcher.plan.plan import Slot

@@ -1,12 +1,13 @@
-"""Makes the Engine from configuration and probes. Reads the token file and finds local models."""
+"""The kinds of engines, and the Engine of a configuration. Reads the token file and finds local models."""
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, assert_never
+from typing import Final
 
 from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
@@ -34,46 +35,73 @@ def make_engine(
     sockets."""
     socket_dir = str(run_dir.absolute())
     _check_socket_dir(socket_dir)
-    engine = _make_bare(config, stack, binding, socket_dir, free_port)
+    preload = _preload(stack.tcmalloc) if config.engine.runtime is Runtime.HOST else stack.tcmalloc
+    token_file = config.engine.hf_token_file
+    parts = Parts(
+        stack=stack, binding=binding, socket_dir=socket_dir, free_port=free_port or free_loopback_port, preload=preload,
+        hf_token=None if token_file is None else read_token(Path(token_file)), local_models=_local_models(config),
+    )  # fmt: skip
+    engine = TYPES[config.engine.kind].make(config, parts)
     if config.engine.runtime is Runtime.HOST:
         return engine
     return ContainedEngine(engine, _wrapping(config, stack, binding, socket_dir))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What an engine is made of, beside its configuration."""
+
+    stack: Stack
+    binding: Binding
+    socket_dir: str
+    """The folder of the instances' sockets."""
+    free_port: Callable[[], int]
+    preload: str | None
+    """LD_PRELOAD of the instances."""
+    hf_token: str | None
+    local_models: Mapping[str, str]
+    """`path` of each model that is here, to its absolute path."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineType:
+    """One kind of engine."""
+
+    planning: Planning
+    make: Callable[[Config, Parts], Engine]
+    """An engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
+    is_local: Callable[[Path], bool] = Path.exists
+    """Whether a model's path is one on this host that the engine reads."""
+
+
+def _make_vllm(config: Config, parts: Parts) -> VllmEngine:
+    engine = config.engine
+    return VllmEngine(
+        stack=parts.stack, binding=parts.binding, socket_dir=parts.socket_dir, cache_dir=str(cache_dir(engine.cache_dir)),
+        args=engine.args, user_env=engine.env, ld_preload=parts.preload, hf_token=parts.hf_token, models=config.models,
+        local_models=parts.local_models, health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
+        ready_timeout_s=config.supervision.ready_timeout_s, tells_cached_tokens=config.usage.enabled,
+    )  # fmt: skip
+
+
+def _make_command(config: Config, parts: Parts) -> CommandEngine:
+    engine = config.engine
+    return CommandEngine(
+        template=(*parts.stack.command, *engine.args), binding=parts.binding, socket_dir=parts.socket_dir,
+        free_port=parts.free_port, user_env=engine.env, ld_preload=parts.preload, hf_token=parts.hf_token,
+        local_models=parts.local_models, health_path=engine.health_path,
+    )  # fmt: skip
+
+
+TYPES: Final[dict[EngineKind, EngineType]] = {
+    EngineKind.VLLM: EngineType(planning=vllm.PLANNING, make=_make_vllm, is_local=Path.is_dir),
+    EngineKind.COMMAND: EngineType(planning=command.PLANNING, make=_make_command),
+}
+
+
 def planning_of(kind: EngineKind) -> Planning:
     """What planning asks of the engines of a kind."""
-    match kind:
-        case EngineKind.VLLM:
-            return vllm.PLANNING
-        case EngineKind.COMMAND:
-            return command.PLANNING
-        case _:
-            assert_never(kind)
-
-
-def _make_bare(
-    config: Config, stack: Stack, binding: Binding, socket_dir: str, free_port: Callable[[], int] | None
-) -> Engine:
-    engine, local_models = config.engine, _local_models(config)
-    preload = _preload(stack.tcmalloc) if engine.runtime is Runtime.HOST else stack.tcmalloc
-    hf_token = None if engine.hf_token_file is None else read_token(Path(engine.hf_token_file))
-    match engine.kind:
-        case EngineKind.VLLM:
-            return VllmEngine(
-                stack=stack, binding=binding, socket_dir=socket_dir,
-                cache_dir=str(cache_dir(engine.cache_dir)), args=engine.args, user_env=engine.env,
-                ld_preload=preload, hf_token=hf_token, models=config.models,
-                local_models=local_models, health_path=engine.health_path, stop_timeout_s=config.supervision.stop_timeout_s,
-                ready_timeout_s=config.supervision.ready_timeout_s, tells_cached_tokens=config.usage.enabled,
-            )  # fmt: skip
-        case EngineKind.COMMAND:
-            return CommandEngine(
-                template=(*stack.command, *engine.args), binding=binding, socket_dir=socket_dir,
-                free_port=free_port or free_loopback_port, user_env=engine.env, ld_preload=preload,
-                hf_token=hf_token, local_models=local_models, health_path=engine.health_path,
-            )  # fmt: skip
-        case _:
-            assert_never(engine.kind)
+    return TYPES[kind].planning
 
 
 def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
@@ -157,8 +185,7 @@ def read_token(path: Path) -> str:
 
 
 def _local_models(config: Config) -> dict[str, str]:
-    # vLLM reads directories; other engines also files (GGUF).
-    is_local = Path.is_dir if config.engine.kind is EngineKind.VLLM else Path.exists
+    is_local = TYPES[config.engine.kind].is_local
     paths = ((model.path, Path(model.path).expanduser()) for model in config.models)
     return {text: str(path.absolute()) for text, path in paths if is_local(path)}
 
