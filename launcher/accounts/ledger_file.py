@@ -53,11 +53,16 @@ class LedgerFile:
             )
             self._resources.callback(self._connection.close)
             migrate(self._connection, path)
-            _check_header(path)
-            self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            self._connection.execute("PRAGMA synchronous = NORMAL")
-            self._connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchone()
-            self._describe(zone, now)
+            try:
+                self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
+                self._connection.execute("PRAGMA synchronous = NORMAL")
+                self._connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchone()
+                self._describe(zone, now)
+            except sqlite3.OperationalError as error:
+                self.close()
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
+                    _check_header(path)
+                raise
             self._inode = path.stat().st_ino
             undo.pop_all()
         self._sums = Sums(hour_of, self._stored)
@@ -112,11 +117,9 @@ class LedgerFile:
         return True
 
     def _describe(self, zone: str, now: float) -> None:
-        found = self._connection.execute("SELECT zone FROM meta").fetchone()
-        if found is None:
+        """Written at every start: what cannot be written is noticed before there is anything to write."""
+        if not self._connection.execute("UPDATE meta SET zone = ?", (zone,)).rowcount:
             self._connection.execute("INSERT INTO meta VALUES (?, ?)", (zone, now))
-        elif found != (zone,):
-            self._connection.execute("UPDATE meta SET zone = ?", (zone,))
 
     def _stored(self, dimension: str, hour: int) -> list[Row]:
         return self._connection.execute(
@@ -153,7 +156,11 @@ def _create(path: Path) -> None:
 
 
 def _check_header(path: Path) -> None:
-    """SQLite takes a file of another format for one that cannot be written (sqlite.org/fileformat2.html, 1.3.3)."""
+    """SQLite takes a file of another format for one that cannot be written (sqlite.org/fileformat2.html, 1.3.3).
+
+    Not while this process has a connection to it: closing any descriptor of a file takes from a process all locks of
+    SQLite's on it (fcntl(2)). Another program that ends with the ledger would take itself for the last that has it, and
+    remove its write-ahead log (sqlite.org/howtocorrupt.html, 2.2)."""
     with path.open("rb") as file:
         formats = file.read(_FORMATS.stop)[_FORMATS]
     if set(formats) - {1, 2}:

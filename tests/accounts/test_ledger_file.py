@@ -88,6 +88,20 @@ def test_a_second_process_is_refused_until_the_first_ends(file: LedgerFile) -> N
     assert not run()
 
 
+def test_another_program_that_looks_at_a_ledger_takes_nothing_of_it(tmp_path: Path) -> None:
+    """It ends, as `sqlite3 usage.db` does, with a connection that removes the write-ahead log if no other has the file:
+    what a daemon entered from then on nobody would see, and a kill would lose it."""
+    path = tmp_path / "usage.db"
+    program = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT * FROM meta').fetchall(); c.close()"
+    for turn in range(2):  # a new file, and one that is there
+        with closing(opened(path)) as file:
+            for number in range(2):
+                file.write(made(1, NOW + 10 * turn + number), {})
+                subprocess.run([sys.executable, "-c", program, str(path)], check=True)
+                with closing(open_reader(path)) as reader:
+                    assert len(list(entries(reader, 0, 2 * NOW))) == 2 * turn + number + 1
+
+
 def test_another_zone_is_entered(tmp_path: Path) -> None:
     path = tmp_path / "usage.db"
     opened(path).close()
