@@ -19,8 +19,6 @@ from browser.dashboard_process import LIGHT, TROUBLED, WELL, Running
 from support.daemon_process import SOON_S, DaemonProcess, fake_config
 from support.visits import Open, Visit
 
-pytestmark = pytest.mark.timeout(60)
-
 # From the daemon's event to the page. The goal is 5 s; a machine that others share takes a multiple.
 SHOWN_S: Final = 15.0
 BRISK: Final = """[supervision]

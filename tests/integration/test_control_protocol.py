@@ -145,9 +145,10 @@ def usage_is_reported(daemon: DaemonProcess) -> None:
     assert row["first_byte_p50_s"] > 0
     listed = daemon.cli("usage", "--requests")
     assert listed.stdout.count(" completed ") == 2, listed
-    status = daemon.status()
+    status = eventually(lambda: (found := daemon.status())["usage"] and found)
     assert (status["usage"]["requests"], status["usage"]["output_tokens"]) == (2, tokens["completion_tokens"])
-    assert "today: 2 requests, " in daemon.cli("status").stdout
+    # `status` does not wait for a ledger whose reading takes longer than a moment.
+    eventually(lambda: "today: 2 requests, " in daemon.cli("status").stdout)
 
 
 def usage_is_in_the_file(daemon: DaemonProcess) -> None:
