@@ -259,6 +259,25 @@ fetch_prometheus() {
   fi
 }
 
+# The clients of tests/clients, as its package-lock.json pins them: 840 MB.
+clients_folder() { echo "${XDG_CACHE_HOME:-$HOME/.cache}/numa-launcher-tests/clients"; }
+
+# install_clients: by the npm of the extra test-clients, which has to be installed. The packages' own scripts are not run.
+install_clients() {
+  local folder log=$state/install.log from=$root/tests/clients
+  folder=$(clients_folder)
+  if cmp -s "$from/package-lock.json" "$folder/installed.json"; then return; fi
+  mkdir -p "$folder"
+  rm -f "$folder/installed.json"
+  cp "$from/package.json" "$from/package-lock.json" "$folder"
+  if ! PATH=$venv/bin:$PATH quietly "$log" "Codex CLI, Claude Code and the AI SDK, for the tests" \
+    npm ci --prefix "$folder" --ignore-scripts --no-audit --no-fund --no-update-notifier; then
+    tail_of "$log"
+    die "cannot install the clients" "check the network and npm's configuration (npm config ls), then run this again"
+  fi
+  cp "$from/package-lock.json" "$folder/installed.json"
+}
+
 # unpack_package PACKAGE FOLDER: downloads a package and unpacks it; runs none of its scripts.
 unpack_package() {
   local scratch status=0

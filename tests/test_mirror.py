@@ -11,6 +11,7 @@ TESTS = ROOT / "tests"
 WHOLE_PROGRAMS = {
     "browser",
     "chaos",
+    "clients",
     "engine",
     "fleet_hosts",
     "fuzz",

@@ -10,5 +10,6 @@ HOME = Path.home()
 _CACHE = Path(os.environ.get("XDG_CACHE_HOME") or HOME / ".cache")
 
 TOOLS = _CACHE / "numa-launcher-tests"
+NODE_CLIENTS = TOOLS / "clients"
 HOST_IMAGES = _CACHE / "numa-launcher" / "virtual-host"
 PIP_CACHE = Path(os.environ.get("PIP_CACHE_DIR") or _CACHE / "pip")
