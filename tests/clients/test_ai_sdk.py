@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clients.conftest import Product, Ran
 from clients.engine import AFTER_TOOL, REFUSAL, WORDS
+from support.client_runs import Product, Ran
 
 SCRIPT = Path(__file__).with_name("stream_text.mjs")
 Stream = Callable[..., tuple[dict[str, Any], Ran]]
