@@ -36,13 +36,12 @@ def product(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
 
 
 @pytest.fixture
-def mortal(tmp_path: Path) -> Iterator[Product]:
-    """For the scene `killed`."""
-    yield from _started(tmp_path / "product")
+def mortal(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Product]:
+    """For the scene `killed`. A short path: sockets of instances lie in it."""
+    yield from _started(tmp_path_factory.mktemp("mortal"))
 
 
 def _started(folder: Path) -> Iterator[Product]:
-    folder.mkdir(exist_ok=True)
     product = Product(folder)
     try:
         product.daemon.wait_ready(2)
