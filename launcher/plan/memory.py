@@ -243,6 +243,7 @@ def _do_not_fit(
             + (f", nor those of nodes {others}" if others else "")
             + f": {_figures(worst)}; short by {-worst.left_bytes / GIB:.2f} GiB",
             _whole_node(worst, topology)
+            + "".join(_within_limit(worst, topology, config, accepts))
             + (
                 _larger_node(worst, here, topology, config, accepts)
                 if _lacks_room_for_one(worst, here)
@@ -261,6 +262,23 @@ def _whole_node(row: LedgerRow, topology: Topology) -> str:
         f"boot without numa=fake (numa=off on the kernel's command line): nodes {group} are then one of "
         f"{format_size(size)}; or "
     )
+
+
+def _within_limit(row: LedgerRow, topology: Topology, config: Config, accepts: Accepts) -> Iterator[str]:
+    """The first remedies where the cgroup's limit is less than the machine has: nodes in use share it."""
+    if (limit := _binding_limit(topology)) is None:
+        return
+    yield f"raise the memory limit of this cgroup, {format_size(limit)} (MemoryMax=, --memory, limits.memory of a pod), or "
+    if len(config.models) == 1 and row.node is not None:
+        model = msgspec.structs.replace(config.models[0], nodes=(row.node,))
+        if accepts(msgspec.structs.replace(config, models=(model,))):
+            yield f"set models.nodes = [{row.node}], which then has all of it, or "
+
+
+def _binding_limit(topology: Topology) -> int | None:
+    limit = topology.memory_limit_bytes
+    machine = sum(node.memory_bytes for node in topology.numa_nodes)
+    return None if limit is None or limit >= machine else limit
 
 
 def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:
@@ -306,13 +324,14 @@ def _larger_node(
     nodes = [node for node in topology.numa_nodes if node.cpus and node.socket == socket]
     need = max(_without_kv(demand, row) + demand.need_bytes for demand in here)
     wide = sum(node.memory_bytes - node.hugepages_bytes for node in nodes)
+    limited = _binding_limit(topology) is not None
     found = [*_ranks_over(len(nodes), config, accepts)]
-    if len(nodes) > 1 and need < wide - row.reserve_bytes - row.page_cache_bytes:
+    if not limited and len(nodes) > 1 and need < wide - row.reserve_bytes - row.page_cache_bytes:
         found.append(
             f"let the firmware (BIOS) make one node of the socket's {len(nodes)}: NPS1, no L3 as NUMA, no sub-NUMA "
             "clusters"
         )
-    return ", or ".join([*found, "use a smaller or quantized model, or add memory"])
+    return ", or ".join([*found, "use a smaller or quantized model" + (", or add memory" * (not limited))])
 
 
 def _ranks_over(nodes: int, config: Config, accepts: Accepts) -> Iterator[str]:

@@ -210,6 +210,20 @@ def test_nodes_that_list_the_same_cpus_farther_apart_are_firmware_that_contradic
     assert "emulated-nodes" not in codes(found, "warning")
 
 
+def test_a_limit_that_nodes_share_is_named_with_what_helps(plan: Any, tmp_path: Path) -> None:
+    root = Machine(nodes=2, cores=8).write(tmp_path / "root")
+    put(root / "proc/self/mountinfo", V2)
+    put(root / "proc/self/cgroup", "0::/job")
+    put(root / "sys/fs/cgroup/job/memory.max", f"{4 * GIB}")
+    found = plan(root)
+    assert codes(found, "violation") == ["out-of-memory"]
+    remedy = found["violations"][0]["remedy"]
+    assert remedy.startswith("raise the memory limit of this cgroup, 4 GiB (MemoryMax=")
+    assert "set models.nodes = [0], which then has all of it" in remedy
+    assert "BIOS" not in remedy
+    assert not plan(root, "--set", "models.0.nodes=[0]")["violations"]
+
+
 def test_a_memory_limit_that_only_meminfo_shows_counts(plan: Any, tmp_path: Path) -> None:
     root = Machine(cores=16, node_bytes=256 * GIB).write(tmp_path / "root")
     put(root / "proc/meminfo", f"MemTotal: {64 * GIB // 1024} kB\nMemFree: {64 * GIB // 1024} kB")
