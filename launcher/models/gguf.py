@@ -50,6 +50,11 @@ class Gguf:
     """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
     tensors: tuple[Tensor, ...]
 
+    @property
+    def describes_text(self) -> bool:
+        """It has a language model's metadata: not the later parts of a split model, nor an encoder of pictures (mmproj)."""
+        return f"{self.metadata.get('general.architecture')}.block_count" in self.metadata
+
     def as_config(self) -> dict[str, Any]:
         """The metadata under config.json's keys."""
         architecture = str(self.metadata.get("general.architecture", ""))

@@ -214,7 +214,8 @@ def read_profile(
             weights = read_weights(folder, config, dtype, read)
         else:
             headers = [read_gguf(file) for file in gguf_files]
-            config, weights = headers[0].as_config(), gguf_weights(gguf_files, headers)
+            described = next((header for header in headers if header.describes_text), headers[0])
+            config, weights = described.as_config(), gguf_weights(gguf_files, headers)
     except OSError as error:
         raise away(path, error) from error
     except ValueError as error:

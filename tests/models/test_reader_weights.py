@@ -37,10 +37,14 @@ def entry(key: str, kind: int, raw: bytes) -> bytes:
 
 
 def write_gguf(
-    file: Path, *tensors: tuple[str, tuple[int, ...], int], extra: tuple[bytes, ...] = (), version: int = 3
+    file: Path,
+    *tensors: tuple[str, tuple[int, ...], int],
+    extra: tuple[bytes, ...] = (),
+    version: int = 3,
+    entries: list[bytes] | None = None,
 ) -> Path:
-    """A header as llama.cpp writes it; the data is never read."""
-    entries = [
+    """A header as llama.cpp writes it; the data is never read. `entries`: its metadata, where it is no Llama's."""
+    entries = entries or [
         entry("general.architecture", 8, text("llama")),
         entry("llama.block_count", 4, struct.pack("<I", 2)),
         entry("llama.embedding_length", 4, struct.pack("<I", 256)),
@@ -159,6 +163,22 @@ def test_gguf_alone_is_a_model(tmp_path: Path) -> None:
     assert profile.max_model_len == 4096
     (layers,) = profile.layers
     assert (layers.kind, layers.count, layers.heads, layers.head_bytes) == (LayerKind.FULL, 2, 2, 256)
+
+
+def test_gguf_of_several_files_is_described_by_the_language_models(tmp_path: Path) -> None:
+    """An encoder of pictures, and the later parts of a split model, have other metadata."""
+    write_gguf(
+        tmp_path / "a-mmproj.gguf", ("v.blk.0.w", (32, 2), 8),
+        entries=[entry("general.architecture", 8, text("clip")), entry("clip.vision.block_count", 4, struct.pack("<I", 27))],
+    )  # fmt: skip
+    write_gguf(tmp_path / "m-00001-of-00002.gguf", ("blk.0.w", (32, 2), 8))
+    write_gguf(
+        tmp_path / "m-00002-of-00002.gguf", ("blk.1.w", (32, 2), 8),
+        entries=[entry("split.no", 2, struct.pack("<H", 1))],
+    )  # fmt: skip
+    profile = read_profile(str(tmp_path))
+    assert profile.weights_bytes == 3 * 2 * 34
+    assert (profile.num_layers, profile.max_model_len) == (2, 4096)
 
 
 def test_gguf_beside_a_config(tmp_path: Path) -> None:
