@@ -33,6 +33,8 @@ _SIZES: Final = (
     "num_attention_heads",
 )
 _MAX_DEPTH: Final = 4
+# Names that a class takes beside the usual one, without an attribute map (BloomConfig).
+_FURTHER: Final = {"n_embed": "hidden_size"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,11 @@ class Description:
     @property
     def model_type(self) -> str:
         return str(self.text.get("model_type") or self.config.get("model_type") or "")
+
+    @property
+    def has_encoder(self) -> bool:
+        """It attends to the output of an encoder: the file says so, or its class."""
+        return bool(self.config.get("is_encoder_decoder", self.text.get("is_encoder_decoder")))
 
     @property
     def architecture(self) -> str | None:
@@ -153,6 +160,7 @@ def _completed(part: Json, kind: str, row: Json, usual: Json) -> Json:
                 text[usual_name] = text[own_name]
         else:
             text[own_name] = text[usual_name]
+    text.update({usual_name: part[own_name] for own_name, usual_name in _FURTHER.items() if own_name in part})
     return text
 
 

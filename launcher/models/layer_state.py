@@ -65,7 +65,7 @@ def layers_of(
     Raises UnreadError naming the key that is missing."""
     if is_encoder(its):
         return ()
-    if its.config.get("is_encoder_decoder"):
+    if its.has_encoder:
         return _decoder(its.text, element_bytes)
     widths = projections or {}
     kinds = _kept(its, widths)
@@ -85,7 +85,7 @@ def layers_of(
 
 def are_proved(its: Description, projections: Projections) -> bool:
     """Whether the weights show the widths of every layer that keeps tokens."""
-    if not projections or is_encoder(its) or its.config.get("is_encoder_decoder"):
+    if not projections or is_encoder(its) or its.has_encoder:
         return False
     keep = [index for index, own in enumerate(_kept(its, projections)) if set(own) - {LayerKind.STATE}]
     latent = is_latent(its)
@@ -106,7 +106,7 @@ def _kept(its: Description, projections: Projections) -> list[Kinds]:
 
 def is_encoder(its: Description) -> bool:
     """Whether the model only embeds or scores."""
-    if its.config.get("is_decoder") or its.config.get("is_encoder_decoder"):
+    if its.config.get("is_decoder") or its.has_encoder:
         return False
     kind = str(its.config.get("model_type", "")).lower()
     return any(kind.startswith(name) for name in _ENCODERS)

@@ -324,6 +324,18 @@ def test_layers_are_those_of_the_class(
     assert not found["violations"]
 
 
+def test_a_decoder_keeps_its_encoders_tokens_though_only_its_class_says_that_there_is_one(
+    plan: Any, tmp_path: Path
+) -> None:
+    whisper = {
+        "architectures": ["WhisperForConditionalGeneration"], "model_type": "whisper", "d_model": 512, "decoder_layers": 6,
+        "encoder_layers": 6, "decoder_attention_heads": 8, "encoder_attention_heads": 8, "max_source_positions": 1500,
+        "max_target_positions": 448,
+    }  # fmt: skip
+    (its,) = plan("epyc-9755-1p", folder=model(tmp_path / "model", whisper))["models"]
+    assert [(layer["kind"], layer["count"]) for layer in its["layers"]] == [("full", 6), ("cross", 6)]
+
+
 def test_mistrals_own_files_are_enough(plan: Any, tmp_path: Path) -> None:
     folder = Path(model(tmp_path / "model", LLAMA))
     (folder / "config.json").unlink()

@@ -127,3 +127,14 @@ def test_classes_that_vllm_may_not_have(kind: str, architecture: str | None, gap
 
 def test_mistrals_own_format_has_a_class() -> None:
     assert class_gap(describe(from_mistral({"dim": 64, "n_layers": 2, "n_heads": 4}))) is None
+
+
+def test_an_encoder_is_known_by_the_class() -> None:
+    assert describe({"model_type": "whisper", "decoder_layers": 6}).has_encoder
+    assert not describe({"model_type": "whisper", "is_encoder_decoder": False}).has_encoder
+    assert not describe({"model_type": "llama"}).has_encoder
+
+
+def test_another_name_of_a_size_goes_before_the_classs_default() -> None:
+    assert describe({"model_type": "bloom", "n_embed": 1024}).text["hidden_size"] == 1024
+    assert describe({"model_type": "bloom"}).text["hidden_size"] == 64
