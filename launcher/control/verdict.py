@@ -406,16 +406,16 @@ def judge_fleet(hosts: Sequence[Host], others: Sequence[Problem] = ()) -> Verdic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngressState:
-    """What an ingress host says of itself."""
+    """The state of an ingress host, as it says itself."""
 
     files: tuple[FileState, ...] = ()
     """Its certificates."""
     troubles: tuple[str, ...] = ()
-    """What keeps it from doing as the member list and fleet.toml say."""
+    """Reasons why it does not do as the member list and fleet.toml say."""
 
 
 def of_ingress(address: str, state: IngressState, now: float) -> list[Problem]:
-    """What is wrong with one ingress host."""
+    """The problems of one ingress host."""
     shown = {"files": [asdict(file) for file in state.files]}
     found = [*of_files(shown, now), *(Problem(what=each, remedy=_INGRESS) for each in state.troubles)]
     return [replace(problem, what=f"ingress {address}: {problem.what}") for problem in found]

@@ -75,11 +75,11 @@ class Status(msgspec.Struct, frozen=True):
     shares: dict[str, float] = {}
     """Of the new requests of about the last minute, by host."""
     addresses: tuple[str, ...] = ()
-    """Of the ingress, on this host."""
+    """Addresses on which the ingress of this host is asked."""
     files: tuple[FileState, ...] = ()
     """Its certificates."""
     troubles: tuple[str, ...] = ()
-    """What keeps it from doing as the member list and fleet.toml say."""
+    """Reasons why it does not do as the member list and fleet.toml say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

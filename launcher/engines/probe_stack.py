@@ -138,7 +138,7 @@ def _find_command(word: str) -> str:
 
 
 def _absent(path: str) -> type[LauncherError]:
-    """What is named by its path may come by itself, with a mount, as an environment on NFS; a name in PATH may not."""
+    """The error for a program or library: a path may come by itself, as an environment on NFS; a name in PATH may not."""
     return PassingError if "/" in path and not Path(path).exists() else LauncherError
 
 

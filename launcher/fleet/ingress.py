@@ -202,7 +202,7 @@ class Ingress:
         writer.close()
 
     def _troubles(self) -> list[str]:
-        """What keeps it from doing as the member list and fleet.toml say."""
+        """Reasons why it does not do as the member list and fleet.toml say."""
         failed = "" if self._following is None else self._following.failures.last
         return [trouble for trouble in (failed, self._unread, self._differs) if trouble]
 

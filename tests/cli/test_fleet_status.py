@@ -70,7 +70,7 @@ def test_one_screen() -> None:
 
 
 def picker(address: str, **state: Any) -> dict[str, Any]:
-    """What an ingress says, as JSON."""
+    """An answer of an ingress, as JSON."""
     file = {
         "what": "certificate of the ingress", "path": "/c.pem", "state": "in use", "since": 0.0, "why": "", "remedy": "",
     }  # fmt: skip

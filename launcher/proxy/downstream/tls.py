@@ -56,7 +56,7 @@ def fingerprints(pem: str) -> set[str]:
 
 
 def validities(pem: str) -> list[Validity]:
-    """Of each certificate; none where one cannot be read."""
+    """Begin and end of each certificate; none where one cannot be read."""
     try:
         return [_validity(ssl.PEM_cert_to_DER_cert(block)) for block in _BLOCK.findall(pem)]
     except (ValueError, IndexError):
@@ -186,7 +186,7 @@ def _no_password() -> str:
 
 
 def _why(error: OSError) -> str:
-    if "PEM lib" in str(error):  # of OpenSSL's parser: no reason
+    if "PEM lib" in str(error):  # OpenSSL's parser gives no reason
         return "it lacks a certificate or a key in PEM form"
     found = getattr(error, "reason", None)
     return {
