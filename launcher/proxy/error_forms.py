@@ -23,6 +23,8 @@ import msgspec
 
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
 from launcher.proxy.routes import Api
+from launcher.proxy.sse.ends import NO_REASONS
+from launcher.proxy.sse.engine_errors import status_of_error, status_of_word
 from launcher.proxy.sse.tracker import event_data, event_ends
 
 _READ_BYTES: Final = 1 << 20  # of an error; no engine says as much
@@ -58,7 +60,9 @@ _FAILED_CODES: Final = frozenset(
     }
 )
 
-_TELLING: Final = frozenset({"error", "response", "delta", "detail", "message", "type", "param", "code"})
+_TELLING: Final = frozenset(
+    {"error", "response", "delta", "detail", "message", "object", "type", "param", "code"}
+)
 _EVENTS: Final = ("error", "response.failed", "message-end")  # `type` of events that tell an error
 
 Fields = dict[str, object]
@@ -210,10 +214,12 @@ def error_in(body: bytes, status: int, asked: str) -> HttpError | None:
 
 def engine_event(api: Api, event: bytes, error: HttpError, opening: Opening, events: int) -> bytes:
     """An engine's error event in the form of the API; `error` takes its place where it cannot be read."""
-    said = _object(event_data(event) or b"")
+    data = event_data(event) or b""
+    said = _object(data)
     if said is not None and _has_event_form(api, said):
         return event
-    told = None if said is None else _read(said, error.status, "")
+    named = status_of_error(data)
+    told = None if said is None else _read(said, error.status if named == SERVER_ERROR else named, "")
     return event_of(api, told or error, opening, events)
 
 
@@ -232,8 +238,7 @@ def _has_form(api: Api, said: Fields) -> bool:
     error = said.get("error")
     match api:
         case Api.OPENAI | Api.RESPONSES:
-            # Others were always passed on as they are.
-            return isinstance(error, dict) or not (set(said) == {"detail"} or said.get("type") in _EVENTS)
+            return isinstance(error, dict) or not _is_another_form(said)
         case Api.ANTHROPIC:
             if said.get("type") != "error" or not isinstance(error, dict):
                 return False
@@ -243,9 +248,20 @@ def _has_form(api: Api, said: Fields) -> bool:
     assert_never(api)
 
 
+def _is_another_form(said: Fields) -> bool:
+    """Whether it is a form that is known and not OpenAI's; others were always passed on as they are."""
+    error, type_ = said.get("error"), said.get("type")
+    return (
+        set(said) == {"detail"}
+        or (isinstance(error, str) and error not in NO_REASONS)
+        or said.get("object") == "error"
+        or type_ in _EVENTS
+    )
+
+
 def _has_event_form(api: Api, said: Fields) -> bool:
     if api is Api.OPENAI:
-        return "error" in said
+        return isinstance(said.get("error"), dict)
     if api is Api.RESPONSES:
         error = _inner(said, "response").get("error")
         return said.get("type") == "response.failed" and isinstance(error, dict) and "message" in error
@@ -289,8 +305,12 @@ def _status(code: str | int | None, status: int) -> int:
 
 
 def _status_of_type(type_: str, status: int) -> int:
-    """The status that goes with one of Anthropic's types: it says more than the status of a response or an event."""
-    return status if anthropic_type(status) == type_ else _KNOWN_TYPES.get(type_, status)
+    """The status that goes with a type. One of Anthropic's says more than the status of a response or an event; others say
+    more than the status of a server's fault."""
+    if anthropic_type(status) == type_:
+        return status
+    named = status_of_word(type_) if status >= SERVER_ERROR else None
+    return _KNOWN_TYPES.get(type_, status if named is None else named)
 
 
 def _of_fastapi(detail: object, status: int, asked: str) -> HttpError:

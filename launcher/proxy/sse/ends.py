@@ -325,9 +325,9 @@ def _is_whole(api: _Api, reason: str) -> bool:
 
 
 def _tells_error(said: _Said) -> bool:
-    """Whether the field `error` is set, whatever stands beside it."""
+    """Whether the field `error` is set, whatever stands beside it; or the object is an error itself (LMDeploy, FastChat)."""
     if "error" not in said:
-        return False
+        return _text(said, "object") == "error"
     error = _decoded(said, "error")
     return error not in NO_REASONS if isinstance(error, str) else bool(error)
 

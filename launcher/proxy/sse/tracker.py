@@ -34,6 +34,7 @@ from launcher.proxy.sse.ends import (
     is_ping,
     read_event,
 )
+from launcher.proxy.sse.engine_errors import status_of_error
 
 HOLD_BYTES = 1 << 20
 _NAME_BYTES = 64  # of an event's first line
@@ -43,15 +44,18 @@ _PING_EVENT_BYTES = 4096  # with comments before it; looking for its name takes 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
 _DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
-_DONE_EVENT = b"data: [DONE]\n\n"
+_DONE_DATA = b"[DONE]"
+_DONE_BYTES = 64  # with blanks
+# What is missing of a stream that is whole otherwise. Cohere's own API has no [DONE].
+_LAST_EVENTS = {
+    StreamEnd.DONE: b"data: [DONE]\n\n",
+    StreamEnd.MESSAGE_END: b"",
+    StreamEnd.MESSAGE_STOP: b'event: message_stop\ndata: {"type":"message_stop"}\n\n',
+}
 _ABORT_ERROR = (
     b'data: {"error":{"message":"the engine aborted the request","type":"engine_aborted",'
     b'"param":null,"code":503}}\n\n'
 )
-_CODE = re.compile(rb'"code"\s*:\s*"?(\d{3})\b')
-_REQUEST_ERROR = re.compile(
-    rb'"type"\s*:\s*"(?:invalid_request|authentication|permission|not_found|rate_limit|request_too_large)\w*"'
-)  # vLLM 0.33, entrypoints/anthropic/protocol.py: _ANTHROPIC_ERROR_TYPE_BY_STATUS
 _FIELD = re.compile(
     rb"(?:data|event|id|retry)?:|(?:data|event|id|retry)?$"
 )  # of a line: others are ignored by clients
@@ -94,6 +98,7 @@ class EventTracker:
         self.done = False  # its end came, and no error before it
         self.error: bytes | None = None  # the first error event; one of the engine was not passed
         self.error_first = False  # no output came before it
+        self.engine_fault = False  # the error is the engine's, by its code and words, and not the request's
         self.broken = False  # an event was no JSON; it was not passed, nor was what came after it
         self.quiet = False  # the last bytes fed were comments, pings, or other events without data
         self._signs = _SIGNS + SIGNS[end]
@@ -181,9 +186,11 @@ class EventTracker:
         if data is None:
             return True
         self.quiet = False
+        if not self.done and _is_done(data):
+            return False  # before the API's own end, or behind an error: clients would take it for the end
         self.events += 1
         self._note(data)
-        return self.error is None or data.strip() != b"[DONE]"
+        return True
 
     def _read(self, event: bytes, data: bytes | None) -> None:
         """Whether it is no JSON, an error, or the end."""
@@ -208,19 +215,20 @@ class EventTracker:
     def _fail(self, error: bytes) -> None:
         self.error = error
         self.error_first = not self.output
+        self.engine_fault = not blames_request(status_of_error(event_data(error) or b""))
 
     def _is_broken(self, event: bytes, data: bytes | None) -> bool:
         if data is None:
             return self._json and not all(_FIELD.match(line) for line in event.splitlines())
         if not self._json and not data.lstrip().startswith(b"{"):
             return False
-        if data.strip() == b"[DONE]":
+        if _is_done(data):
             return False
         self._json = is_json(data)
         return not self._json
 
     def _read_end(self, event: bytes, data: bytes) -> None:
-        if data.strip() == b"[DONE]":
+        if _is_done(data):
             # Servers may add it to a stream whose end is another event: it says nothing there.
             if self.end is StreamEnd.MESSAGE_END and not self._closing:
                 self._fail(_ABORT_ERROR)
@@ -248,18 +256,23 @@ class EventTracker:
         return rest if self._keep(rest) else b""
 
     def missing_end(self, rest: bytes) -> bytes:
-        """`rest`, ended, and [DONE], where nothing else is missing of a stream whose body has ended; else nothing.
+        """`rest`, ended, and the last event, where nothing else is missing of a stream whose body has ended; else nothing.
 
         Some engines end a stream without it (MLC LLM, text-generation-inference 2.1, llama-box, LiteLLM 1.15): an answer
         is whole once every choice has told why it ends, with one of the API's reasons.
         """
-        if self.end is not StreamEnd.DONE or self.done or self.error is not None or self.broken:
+        if self.done or self.error is not None or self.broken or self._open:
             return b""
-        if self._open or len(self._finished) < self._choices:
+        last = _LAST_EVENTS.get(self.end)
+        if last is None or not (self._closing or self._finished_all):
             return b""
         self.done = True
         gap = b"" if not rest or rest.endswith(b"\n\n") else b"\n\n"
-        return rest + gap + _DONE_EVENT
+        return rest + gap + last
+
+    @property
+    def _finished_all(self) -> bool:
+        return self.end is StreamEnd.DONE and len(self._finished) >= self._choices
 
     def break_off(self) -> bytes:
         """Bytes that must precede an event of ours after a break: the end of an open event. Held bytes are dropped."""
@@ -279,16 +292,9 @@ class EventTracker:
     def inside_event(self) -> bool:
         return self._open
 
-    @property
-    def engine_fault(self) -> bool:
-        """Whether the error is the engine's, not the request's: the event has no 4xx code, nor Anthropic's name of one, nor
-        one that says that the engine cannot do this."""
-        if self.error is None:
-            return False
-        if self.end is StreamEnd.MESSAGE_STOP and _REQUEST_ERROR.search(self.error) is not None:
-            return False
-        code = _CODE.search(self.error)
-        return code is None or not blames_request(int(code[1]))
+
+def _is_done(data: bytes) -> bool:
+    return len(data) <= _DONE_BYTES and data.strip() == _DONE_DATA
 
 
 def _may_say_nothing(held: bytes) -> bool:

@@ -153,7 +153,8 @@ async def test_a_whole_stream_is_whole_and_its_tokens_are_counted(
 async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, told: Told) -> None:
     engine = await proxy.engine(0)
     events = (*told.before, *told.end)
-    whole = 1 if told.end == (DONE,) else 0  # an answer whose choices have all ended needs no [DONE]
+    # An answer that has told why it ends needs no [DONE], message_stop or the like.
+    whole = 0 if told.path == RESPONSES else 1
     for cut in range(2, len(events) - whole):  # the first one may be none that brings output
         engine.script = engine_of(events[:cut])
         got = await ask(proxy, told)
@@ -163,6 +164,81 @@ async def test_a_stream_without_its_end_is_broken_off(proxy: ProxyUnderTest, tol
         assert DONE not in got
         await until(lambda at=cut: len(proxy.entries) == at - 1)  # type: ignore[misc]
         assert proxy.entries[-1].outcome == "failed", cut
+
+
+@pytest.mark.parametrize(
+    ("told", "added"),
+    [
+        (Told(MESSAGES, (BEGUN, BLOCK), (STOPPED,)), message("message_stop")),
+        (Told(COHERE, (COHERE_BEGUN, COHERE_TEXT), (cohere_end("COMPLETE"),)), b""),
+    ],
+    ids=["messages", "cohere"],
+)
+async def test_an_answer_that_has_told_why_it_ends_is_whole(
+    proxy: ProxyUnderTest, told: Told, added: bytes
+) -> None:
+    """Cohere's own API has no [DONE]; servers that translate leave message_stop out."""
+    events = (*told.before, *told.end)
+    await proxy.engine(0, engine_of(events))
+    for count in range(1, 5):  # no instance is ejected for it
+        assert await ask(proxy, told) == b"".join(events) + added
+        await until(lambda n=count: len(proxy.entries) == n)  # type: ignore[misc]
+    assert {entry.outcome for entry in proxy.entries} == {"completed"}
+
+
+@pytest.mark.parametrize(
+    "told",
+    [Told(RESPONSES, (CREATED, DELTA), (DONE,)), Told(MESSAGES, (BEGUN, BLOCK), (DONE,))],
+    ids=["responses", "messages"],
+)
+async def test_no_done_passes_before_the_end_of_another_api(proxy: ProxyUnderTest, told: Told) -> None:
+    """OpenAI's SDK reads nothing behind it: it would take half of the answer for a whole one."""
+    await proxy.engine(0, engine_of((*told.before, *told.end)))
+    got = await ask(proxy, told)
+    assert got.startswith(b"".join(told.before))
+    assert DONE not in got
+    assert b"error" in got
+    if told.path == RESPONSES:
+        assert b'"sequence_number":2' in got.rpartition(b"event: response.failed")[2]
+
+
+REFUSALS = (
+    {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}},
+    {"error": {"message": "too long", "type": "BadRequestError"}},
+    {"error": {"message": "too long", "type": "Bad Request", "code": None}},
+    {"error": {"message": "too long", "code": "invalid_image_url"}},
+    {"error": "too long", "error_type": "validation"},
+    {"object": "error", "message": "too long", "type": "BadRequestError", "code": 400},
+    {"type": "error", "error": {"type": "BadRequestError", "message": "too long"}},
+    {"type": "error", "code": "invalid_prompt", "message": "too long", "param": None, "sequence_number": 1},
+    {"type": "response.failed", "response": {"error": {"code": "invalid_prompt", "message": "too long"}}},
+)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", RESPONSES, MESSAGES])
+@pytest.mark.parametrize("said", REFUSALS, ids=lambda said: json.dumps(said)[:60])
+async def test_a_refusal_in_a_stream_is_told_once_whatever_its_words(
+    proxy: ProxyUnderTest, said: dict[str, object], path: str
+) -> None:
+    """By its type or its code, where it has no status: no instance is asked again, and no client asks again."""
+    names = {"error", "response.failed"}
+    event = named(said) if said.get("type") in names else data(said)
+    engines = [await proxy.engine(slot, engine_of((event,))) for slot in range(2)]
+    got = await ask(proxy, Told(path, (), ()))
+    assert sum(len(engine.calls) for engine in engines) == 1
+    assert got.count(b"too long") == 1
+    told = json.loads(got.rpartition(b"data: ")[2])
+    match path:
+        case "/v1/messages":
+            assert told == {
+                "type": "error",
+                "error": {"type": "invalid_request_error", "message": "too long"},
+            }
+        case "/v1/responses":
+            assert told["response"]["error"]["code"] in {"invalid_prompt", "context_length_exceeded"}
+        case _:
+            assert told["error"]["message"] == "too long"
+    await until(lambda: proxy.sums()["refused"] == 1)
 
 
 def stopped(reason: object) -> bytes:

@@ -44,6 +44,8 @@ UNSET: tuple[Any, ...] = ("", "null", 7, {}, [])
         (RESPONSE, {"type": "error", "code": "server_error", "message": "x"}, Event.ERROR),
         (StreamEnd.DONE, {"id": "a", "choices": [], "error": {"message": "x"}}, Event.ERROR),
         (StreamEnd.DONE, {"id": "a", "error": "x"}, Event.ERROR),
+        (StreamEnd.DONE, {"object": "error", "message": "x", "code": 400}, Event.ERROR),
+        (StreamEnd.DONE, {"object": "chat.completion.chunk", "choices": [{"delta": {"content": '"error"'}}]}, Event.USUAL),
         *((StreamEnd.DONE, {"error": unset, "choices": []}, Event.USUAL) for unset in (None, "", "null", {}, [])),
         (ANTHROPIC, {"type": "message_stop"}, Event.LAST),
         (ANTHROPIC, {"type": "content_block_delta", "delta": {"text": "message_stop"}}, Event.USUAL),
@@ -240,7 +242,7 @@ def is_whole(end: StreamEnd, events: list[Told], choices: int) -> bool:  # noqa:
             closing = True
         elif kind == "message_stop":
             return closing
-    return end is StreamEnd.DONE and len(finished) >= choices
+    return len(finished) >= choices if end is StreamEnd.DONE else closing
 
 
 @st.composite
