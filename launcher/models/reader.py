@@ -100,18 +100,15 @@ def gguf_weights(files: list[Path], headers: Iterable[gguf.Gguf]) -> Weights:
 
 
 def _tied(config: Mapping[str, Any]) -> bool | None:
-    """Whether config.json ties the output projection to the embedding. None if absent: the default depends on the
-    model's class (transformers: true for Gemma, false for Llama)."""
+    """Whether the output projection is the embedding: as config.json says, else where its class does (Gemma). None where
+    neither ties them: the files decide."""
     try:
         its = describe(config)
     except (LookupError, TypeError, AttributeError, ValueError):
         return None
-    said = (
-        its.text["tie_word_embeddings"]
-        if "tie_word_embeddings" in its.given
-        else config.get("tie_word_embeddings")
-    )
-    return None if said is None else bool(said)
+    usual = its.text.get("tie_word_embeddings")
+    said = usual if "tie_word_embeddings" in its.given else config.get("tie_word_embeddings")
+    return bool(said) if said is not None else True if usual is True else None
 
 
 # Omni models: vLLM loads the part that reads and writes text, not the one that speaks (qwen2_5_omni_thinker.py).

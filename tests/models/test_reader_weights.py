@@ -148,6 +148,27 @@ def test_a_tensor_in_two_files_counts_once(tmp_path: Path) -> None:
     assert read_profile(path).weights_bytes == 64
 
 
+@pytest.mark.parametrize(
+    ("kind", "said", "tied"),
+    [
+        ("gemma2", {}, True),
+        ("gemma2", {"tie_word_embeddings": False}, False),
+        ("llama", {}, False),
+        ("nobodys", {}, False),
+    ],
+)
+def test_the_class_ties_the_output_projection_where_the_file_is_silent(
+    tmp_path: Path, kind: str, said: dict[str, bool], tied: bool
+) -> None:
+    tensors = {"model.embed_tokens.weight": ("BF16", [100, 8]), "lm_head.weight": ("BF16", [100, 8])}
+    path = model(tmp_path / "both", {**LLAMA, "model_type": kind, **said}, **tensors)
+    profile = read_profile(path)
+    assert profile.tied_embeddings is tied
+    assert profile.weights_bytes == (1 if tied else 2) * 1600
+    alone = model(tmp_path / "one", {**LLAMA, "model_type": kind}, **dict(list(tensors.items())[:1]))
+    assert read_profile(alone).tied_embeddings, "files without an output projection"
+
+
 def test_gguf_alone_is_a_model(tmp_path: Path) -> None:
     write_gguf(
         tmp_path / "m.gguf",
