@@ -11,6 +11,7 @@ from support.synthetic import EPYC, Machine
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
+from launcher.engines.vllm.rules_model import doubts_of
 from launcher.machine.topology import CpuInfo
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
@@ -290,6 +291,22 @@ def test_guesses_about_a_model_are_said_where_the_engine_was_not_asked(
     assert "plan --ask-engine" in finding.remedy
     for answer in ({"sources": ("engine",)}, {"engine_refusal": "no"}, {"engine_trouble": "late"}):
         assert said(**answer) == []
+
+
+@pytest.mark.parametrize(
+    ("refusal", "remedy"),
+    [
+        (
+            "vLLM 0.32.0: ValidationError: Value error, The repository /m contains custom code which must be",
+            "models.trust_remote_code = true",
+        ),
+        ("vLLM 0.32.0: ValueError: no", "expect the start to end with this"),
+    ],
+)
+def test_a_refusal_of_the_engine_has_the_remedy_that_helps(refusal: str, remedy: str) -> None:
+    (finding,) = doubts_of("m", replace(PROFILE, engine_refusal=refusal))
+    assert refusal in finding.message
+    assert remedy in finding.remedy
 
 
 def test_a_guess_is_never_a_violation() -> None:

@@ -23,6 +23,8 @@ _HEAD_SIZES: Final = frozenset({32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 51
 # The only latent width that the kernel without AMX supports (v1/attention/backends/mla/cpu_mla.py).
 _LATENT: Final = 576
 _COMPRESSED: Final = "DeepseekV4"
+# transformers/dynamic_module_utils.py, resolve_trust_remote_code
+_REMOTE_CODE: Final = "contains custom code"
 
 
 def block_size(subject: Subject) -> Iterator[Finding]:
@@ -148,7 +150,9 @@ def doubts_of(name: str, profile: ModelProfile) -> Iterator[Finding]:
         yield warning(
             "engine-refuses",
             f"the engine does not take {name!r}: {profile.engine_refusal}",
-            "expect the start to end with this; correct the model's files or engine.args, or use another vLLM",
+            "set models.trust_remote_code = true if you trust the code that comes with it, or use another model"
+            if _REMOTE_CODE in profile.engine_refusal
+            else "expect the start to end with this; correct the model's files or engine.args, or use another vLLM",
         )
     if profile.engine_trouble:
         yield warning(
