@@ -102,7 +102,7 @@ async def _ask(argv: tuple[str, ...]) -> str:
     finally:
         if client.returncode is None:
             os.killpg(client.pid, signal.SIGKILL)  # its children hold its pipes too
-            await client.wait()
+            await client.communicate()  # until its pipes have ended, too
     if client.returncode != 0:
         why = errors.decode(errors="replace").strip().splitlines()
         raise LauncherError(
