@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,18 @@ Start = Callable[..., DaemonProcess]
 STOP_S = 120.0
 
 
-def test_two_instances_are_pinned_and_served(start: Start) -> None:
-    daemon = start("--children", "2")
-    daemon.wait_ready(2)
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DaemonProcess]:
+    """Ready, with two more processes in each instance. Tests only look at it."""
+    standing = DaemonProcess(tmp_path_factory.mktemp("d"), fake_config("--children", "2"))
+    try:
+        standing.wait_ready(2)
+        yield standing
+    finally:
+        standing.end()
+
+
+def test_two_instances_are_pinned_and_served(daemon: DaemonProcess) -> None:
     status = eventually(
         lambda: (s := daemon.status()) and all(slot["verified"] for slot in s["slots"]) and s, what="verified"
     )
@@ -46,9 +55,7 @@ def test_two_instances_are_pinned_and_served(start: Start) -> None:
     assert all(slot["verified"]["ok"] for slot in checked["slots"])
 
 
-def test_control_socket_speaks_curl(start: Start) -> None:
-    daemon = start()
-    daemon.wait_ready(2)
+def test_control_socket_speaks_curl(daemon: DaemonProcess) -> None:
     done = subprocess.run(
         ["curl", "-sS", "--unix-socket", str(daemon.socket), "http://localhost/v1/status"],
         check=True, capture_output=True, text=True,
@@ -69,26 +76,20 @@ def test_drain_resume_stop_start(start: Start) -> None:
     assert daemon.slot(0)["generation"] == 1
 
 
-def test_logs(start: Start) -> None:
-    daemon = start()
-    daemon.wait_ready(2)
+def test_logs(daemon: DaemonProcess) -> None:
     assert "loading" in daemon.cli("logs", "0").stdout
     line = json.loads(daemon.cli("logs", "1", "--json", "-n", "1").stdout)
     assert set(line) == {"time", "generation", "text"}
 
 
 @pytest.mark.parametrize("slot", ["7", "x"])
-def test_an_unknown_slot(start: Start, slot: str) -> None:
-    daemon = start()
-    daemon.wait_ready(2)
+def test_an_unknown_slot(daemon: DaemonProcess, slot: str) -> None:
     done = daemon.cli("restart", slot)
     assert done.returncode == 2
     assert slot in done.stderr
 
 
-def test_a_second_daemon_on_the_same_socket_starts_nothing(start: Start, tmp_path: Path) -> None:
-    daemon = start()
-    daemon.wait_ready(2)
+def test_a_second_daemon_on_the_same_socket_starts_nothing(daemon: DaemonProcess, tmp_path: Path) -> None:
     config = tmp_path / "second.toml"
     config.write_text(daemon.config.read_text().replace(str(daemon.port), str(free_port())))
     done = subprocess.run(
@@ -186,8 +187,7 @@ def test_systemd_is_told(start: Start, tmp_path: Path) -> None:
         assert daemon.process.wait(SOON_S) == 0
 
 
-def test_plan_json_is_what_runs(start: Start) -> None:
-    daemon = start()
+def test_plan_json_is_what_runs(daemon: DaemonProcess) -> None:
     status = daemon.wait_ready(2)
     done = subprocess.run(
         [sys.executable, "-m", "launcher", "plan", "--json", "-c", str(daemon.config)],

@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,25 @@ def verdict(output: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if name != "run"}
 
 
+@dataclass(frozen=True)
+class Finished:
+    """A run that nothing disturbs, and what it printed. Nobody measures in it: it is only resumed."""
+
+    tune: Tune
+    output: str
+
+
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The verdict of a run that nothing disturbs."""
-    done = run(Tune(tmp_path_factory.mktemp("whole") / "t").new("--json"))
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    tune = Tune(tmp_path_factory.mktemp("whole") / "t")
+    done = run(tune.new("--json"))
     assert done.returncode == 0, done.stderr
-    return verdict(done.stdout)
+    return Finished(tune, done.stdout)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(finished: Finished) -> dict[str, Any]:
+    return verdict(finished.output)
 
 
 def test_json_is_alone_on_standard_output_and_complete(uninterrupted: dict[str, Any]) -> None:
@@ -164,17 +178,15 @@ def test_a_signal_prints_what_is_known_and_the_run_can_be_resumed(
         assert verdict(done.stdout) == uninterrupted
 
 
-def test_a_finished_run_is_resumed_without_a_measurement(tmp_path: Path) -> None:
-    tune = Tune(tmp_path / "t")
-    first = run(tune.new("--json"))
-    calls = tune.calls("begin")
-    assert json.loads(run(tune.words("--resume", "--json")).stdout) == json.loads(first.stdout)
-    assert tune.calls("begin") == calls
+def test_a_finished_run_is_resumed_without_a_measurement(finished: Finished) -> None:
+    calls = finished.tune.calls("begin")
+    assert calls
+    assert json.loads(run(finished.tune.words("--resume", "--json")).stdout) == json.loads(finished.output)
+    assert finished.tune.calls("begin") == calls
 
 
-def test_a_resume_with_other_values_says_which(tmp_path: Path) -> None:
-    tune = Tune(tmp_path / "t")
-    assert run(tune.new()).returncode == 0
+def test_a_resume_with_other_values_says_which(finished: Finished) -> None:
+    tune = finished.tune
     for words, what in (
         (("--seed", "8"), "seed: 7, now 8"),
         (("--machine", "epyc-9654-2p"), "machine."),
