@@ -108,8 +108,16 @@ class Classes:
         return None
 
 
-def assignments(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr | None, ast.expr | None]]:
+Assignment = tuple[ast.expr, ast.expr | None, ast.expr | None]
+
+
+@functools.cache
+def assignments(node: Function) -> tuple[Assignment, ...]:
     """Target, value and annotation of every assignment; tuples are taken apart."""
+    return tuple(_assignments(node))
+
+
+def _assignments(node: Function) -> Iterator[Assignment]:
     for inner in ast.walk(node):
         if isinstance(inner, ast.AnnAssign):
             yield inner.target, inner.value, inner.annotation

@@ -18,7 +18,6 @@ from support.plain_engine import CHAT, QUESTION, PlainEngine
 from support.proxy_under_test import ProxyUnderTest, until
 from support.scripted_engine import Call, FakeEngine, Script, not_found
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from launcher.proxy.continuation.continuation import Continuation, NotExact, plan_continuation
 from launcher.proxy.continuation.template_probe import goes_on
@@ -65,6 +64,9 @@ def jinja(template: str) -> Render:
     """As transformers renders it."""
 
     def render(request: dict[str, Any]) -> str:
+        # It takes a second, in each process that collects tests.
+        from transformers.utils.chat_template_utils import render_jinja_template  # noqa: PLC0415
+
         (text,), _ = render_jinja_template(
             [request["messages"]],
             chat_template=template + "{# content #}",

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import openai
 import pytest
 from support.cloud import cloud_process, make_certificate
 from support.keys import new_key
@@ -202,6 +201,8 @@ async def test_what_costs_nothing_is_not_refused(make: Any) -> None:
 
 
 async def test_openais_client_does_not_try_again(make: Any) -> None:
+    import openai  # noqa: PLC0415  seconds, in each process that collects tests
+
     client: Client = await make("100-tokens/day")
     await client.ask()
     sdk = openai.AsyncOpenAI(base_url=f"{client.proxy.server.endpoint}/v1", api_key=client.key, max_retries=3)

@@ -7,10 +7,8 @@ import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import anthropic
-import openai
 import pytest
 from support.fakes import SOON_S
 from support.keys import new_key
@@ -18,6 +16,10 @@ from support.proxy_under_test import Build, ProxyUnderTest, until
 from support.scripted_engine import Call, answer_chat
 
 from launcher.proxy.error_forms import anthropic_type
+
+if TYPE_CHECKING:  # importing them takes seconds, in each process that collects tests
+    import anthropic
+    import openai
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 COUNT, EMBED, COHERE = "/v1/messages/count_tokens", "/v2/embed", "/cohere/v2/chat"
@@ -437,6 +439,8 @@ async def test_an_engines_error_event_of_the_request(
 
 
 async def test_anthropics_sdk(build: Build, tmp_path: Path) -> None:
+    import anthropic  # noqa: PLC0415
+
     key, slow = (
         new_key(tmp_path / "keys", name, **more)
         for name, more in (("app", {}), ("slow", {"requests_per_minute": 1}))
@@ -470,6 +474,8 @@ async def test_anthropics_sdk(build: Build, tmp_path: Path) -> None:
 
 
 async def test_openais_sdk(build: Build, tmp_path: Path) -> None:
+    import openai  # noqa: PLC0415
+
     key, slow = (
         new_key(tmp_path / "keys", name, **more)
         for name, more in (("app", {}), ("slow", {"requests_per_minute": 1}))
@@ -495,6 +501,9 @@ async def test_openais_sdk(build: Build, tmp_path: Path) -> None:
 
 
 async def test_the_sdks_read_the_event_of_a_broken_stream(proxy: ProxyUnderTest) -> None:
+    import anthropic  # noqa: PLC0415
+    import openai  # noqa: PLC0415
+
     async def script(call: Call) -> None:
         await call.start_stream()
         await call.chunk(OPENINGS[call.target])
