@@ -90,8 +90,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 PURE = {
     "accounts.audit_chain", "accounts.budgets", "accounts.sums", "accounts.entry", "accounts.latency",
     "accounts.report_values", "accounts.spending", "accounts.timeline",
-    "base.address", "base.api_errors", "base.cpuset", "base.errors", "base.intervals", "base.money", "base.redaction",
-    "base.text", "config.proxy_schema", "config.schema", "config.values",
+    "base.address", "base.api_errors", "base.cpuset", "base.errors", "base.foreign_json", "base.intervals", "base.money",
+    "base.redaction", "base.text", "config.proxy_schema", "config.schema", "config.values",
     "control.messages", "control.verdict",
     "dashboard.changes",
     "doctor.checks", "doctor.facts", "doctor.rows",

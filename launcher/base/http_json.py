@@ -4,6 +4,7 @@ ended instance is used again."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final, assert_never
 
 import aiohttp
@@ -15,15 +16,19 @@ from launcher.base.errors import OWN_SHORTAGE
 MAX_PAGE_BYTES: Final = 16 << 20  # vLLM's metrics page has about 60 KiB; a page far above that is not one
 
 
-async def fetch(address: Address, path: str, timeout_s: float) -> bytes | None:
-    """The page; None unless the engine answers 200 within `timeout_s` with at most MAX_PAGE_BYTES.
+async def fetch(
+    address: Address, path: str, timeout_s: float, body: Mapping[str, object] | None = None
+) -> bytes | None:
+    """The page, or the answer to a POST of `body`; None unless the engine answers 200 within `timeout_s` with at most
+    MAX_PAGE_BYTES.
 
     Raises OSError when this process lacks file descriptors or memory for the request."""
+    method = "GET" if body is None else "POST"
     try:
         async with (
             asyncio.timeout(timeout_s),
             session_to(address) as session,
-            session.get(url_of(address, path), allow_redirects=False) as response,
+            session.request(method, url_of(address, path), json=body, allow_redirects=False) as response,
         ):
             return await _read(response) if response.status == 200 else None
     except OSError as error:  # TimeoutError and aiohttp.ClientOSError are among them

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple, assert_never
 import msgspec
 
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR, TOO_MANY, HttpError
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.routes import Api
 from launcher.proxy.sse.ends import NO_REASONS
 from launcher.proxy.sse.engine_errors import status_of_error, status_of_word
@@ -29,7 +30,6 @@ from launcher.proxy.sse.tracker import event_data, event_ends
 
 _READ_BYTES: Final = 1 << 20  # of an error; no engine says as much
 _FIELD_BYTES: Final = 4096  # of a response's field that an error event repeats: not of long instructions
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _NOT_SERVED: Final = frozenset({404, 405})
 
 # Anthropic's API reference, "Errors"; anthropic-python, types/shared/error_object.py.
@@ -179,7 +179,7 @@ class _Announced(msgspec.Struct):
 def _opening(data: bytes) -> Opening | None:
     try:
         said = msgspec.json.decode(data, type=_Announced)
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
     # Copies: what is decoded refers to all of the events.
     response = {
@@ -230,7 +230,7 @@ def _object(body: bytes) -> Fields | None:
     try:
         said = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
         return {name: msgspec.json.decode(its) if name in _TELLING else None for name, its in said.items()}
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 

@@ -12,12 +12,11 @@ from typing import Final
 import msgspec
 
 from launcher.base.api_errors import HttpError
+from launcher.base.foreign_json import UNREADABLE
 
 JSON: Final = "application/json"
 # The id of a stored response is in its first event, or near the start of its object.
 _PREFIX_BYTES: Final = 65536
-# What decoding foreign JSON raises.
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _RAW: Final = msgspec.json.Decoder(msgspec.Raw)
 _BODILESS: Final = frozenset({204, 205})
 
@@ -111,7 +110,7 @@ def is_json(body: bytes) -> bool:
         _RAW.decode(body)
         if not body.isascii():
             body.decode()  # the decoder looks for the ends of strings, not into them
-    except _UNREADABLE:
+    except UNREADABLE:
         return False
     return True
 

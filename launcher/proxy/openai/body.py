@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Raw
 
 from launcher.base.api_errors import HttpError
+from launcher.base.foreign_json import UNREADABLE
 from launcher.base.text import printable
 from launcher.proxy.openai.body_schema import ABSENT, RequestBody, decoder
 
@@ -89,7 +90,7 @@ def read_body(
 def _sampling(params: Raw) -> tuple[Raw, Raw]:
     try:
         raw = decoder(()).decode(params)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):  # the instance's to refuse
+    except UNREADABLE:  # the instance's to refuse
         return ABSENT, ABSENT
     return raw.n, raw.max_tokens
 

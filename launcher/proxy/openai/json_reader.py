@@ -14,6 +14,7 @@ from enum import Enum
 import msgspec
 
 from launcher.base.api_errors import HttpError
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.body import CHAT, MARK, half_of_pair, half_pair, invalid_json, no_json, read_body
 from launcher.proxy.openai.body_schema import RequestBody, known_fields
 from launcher.proxy.openai.prompts import MediaFinder
@@ -238,7 +239,7 @@ def _fault_of(body: bytes | bytearray, fields: dict[str, tuple[int, int]], error
     for name, (start, end) in fields.items():
         try:
             msgspec.json.decode(bytes(body[start:end]))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             return no_json(body, f"the value of `{name}` is malformed (byte {start})", start)
     return error
 

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.body import MAX_TOKENS, whole_number, without_mark
 
 TEXT_BYTES = 2 * 1024 * 1024  # what a fingerprint is made of: longer than any context
@@ -144,7 +145,6 @@ TEMPLATE_TOKENS: Final = 1024
 # Of one image or sound. The most known is gpt-4o-mini's for an image of eight tiles: 48,169.
 MEDIA_TOKENS: Final = 1 << 16
 _MEDIA: Final = (b'_url"', b'"input_audio"', b'"file"')
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _USAGE: Final = b'"usage":'
 _DECODER: Final = json.JSONDecoder()
 
@@ -165,7 +165,7 @@ def bounds_of(body: bytes | bytearray) -> TokenBounds:
     """A token of a byte-level tokenizer is one byte of text or more, and JSON only adds bytes to it."""
     try:
         fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
-    except _UNREADABLE:
+    except UNREADABLE:
         fields = {}
     media = sum(body.count(part) for part in _MEDIA)
     choices = max(_number(fields, "n") or 1, _number(fields, "best_of") or 1) * _prompts(fields)

@@ -11,12 +11,12 @@ from typing import Final
 
 import msgspec
 
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.body import flag, without_mark
 
 ASK_USAGE: Final = b'"stream_options":{"include_usage":true},'
 """Behind the `{` of a request that has no `stream_options`."""
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _BAD_REQUEST: Final = frozenset({400, 422})
 _MAX_BYTES: Final = 4096  # of a client's stream_options; longer ones are the instance's to judge
 
@@ -38,7 +38,7 @@ def usage_ask(stream_options: bytes | memoryview) -> UsageAsk:
         return UsageAsk.NO
     try:
         options = msgspec.json.decode(stream_options, type=dict[str, msgspec.Raw] | None) or {}
-    except _UNREADABLE:
+    except UNREADABLE:
         return UsageAsk.NO
     wanted = bytes(options.get("include_usage", b"null"))
     return UsageAsk.CHANGED if wanted == b"null" or flag(wanted) is False else UsageAsk.NO
@@ -49,7 +49,7 @@ def with_usage(body: bytes | bytearray) -> bytes | bytearray:
     try:
         fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
         options = msgspec.json.decode(fields["stream_options"]) or {}
-    except (*_UNREADABLE, KeyError):
+    except (*UNREADABLE, KeyError):
         return body
     options.pop("continuous_usage_stats", None)  # without include_usage it had no effect
     fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options | {"include_usage": True}))

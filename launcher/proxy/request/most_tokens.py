@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.body_schema import RequestBody
 
 UNKNOWN_CONTEXT: Final = 131_072
@@ -102,7 +103,7 @@ def _questions(said: RequestBody) -> int:
     """How many a request for decisions asks: a list, or an object by their names."""
     try:
         found = len(_QUESTIONS.decode(said.prompt.get("questions", b"[]")))
-    except (msgspec.MsgspecError, RecursionError):
+    except UNREADABLE:
         return 1
     return max(1, min(found, _MOST_QUESTIONS))
 
@@ -116,7 +117,7 @@ def prompts_of(said: RequestBody, *, any_list: bool = False) -> int:
             continue
         try:
             most = max(most, len(_LIST.decode(field)))
-        except (msgspec.MsgspecError, RecursionError):
+        except UNREADABLE:
             continue
     return most
 

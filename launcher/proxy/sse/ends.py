@@ -16,7 +16,7 @@ from typing import Any, Final, assert_never
 
 import msgspec
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+from launcher.base.foreign_json import UNREADABLE
 
 
 class StreamEnd(StrEnum):
@@ -156,7 +156,7 @@ def finished_choices(data: bytes) -> tuple[int, ...]:
         return ()
     try:
         choices = _decoded(_object(data), "choices")
-    except _UNREADABLE:
+    except UNREADABLE:
         return ()
     if not isinstance(choices, list):
         return ()
@@ -204,7 +204,7 @@ def brings_output(end: StreamEnd, data: bytes) -> bool:
     said = _object(data)
     try:
         return bool(_decoded(said, "error")) or _brings(end, said)
-    except _UNREADABLE:
+    except UNREADABLE:
         return True
 
 
@@ -364,7 +364,7 @@ def _object(data: bytes) -> _Said:
     """Its fields; none where it is no object."""
     try:
         return msgspec.json.decode(data, type=_Said)
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}
 
 
@@ -379,7 +379,7 @@ def _value(said: _Said, name: str) -> bytes:
 
 
 def _decoded(said: _Said, name: str) -> Any:
-    """Its value; None where it is absent. Raises what is `_UNREADABLE`."""
+    """Its value; None where it is absent. Raises what is `UNREADABLE`."""
     found = said.get(name)
     return None if found is None else msgspec.json.decode(found)
 
@@ -391,5 +391,5 @@ def _text(said: _Said, name: str) -> str:
         return ""
     try:
         return msgspec.json.decode(data, type=str)
-    except _UNREADABLE:
+    except UNREADABLE:
         return ""

@@ -13,8 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
+from launcher.base.foreign_json import UNREADABLE
 
-_UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 _WORD_BYTES: Final = 64
 _LETTERS: Final = re.compile("[^a-z]+")
 # Words without their ends in "error", and letters alone.
@@ -67,7 +67,7 @@ def status_of_error(data: bytes) -> int:
 def _decoded(data: bytes) -> dict[str, Any]:
     try:
         said = msgspec.json.decode(data)
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}
     return said if isinstance(said, dict) else {}
 

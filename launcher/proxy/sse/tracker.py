@@ -22,6 +22,7 @@ from typing import Final
 import msgspec
 
 from launcher.base.api_errors import blames_request
+from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.answers import is_json
 from launcher.proxy.sse.ends import (
     PING_SIGNS,
@@ -336,7 +337,7 @@ def _tells_usage_only(event: bytes) -> bool:
         return False
     try:
         chunk = msgspec.json.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+    except UNREADABLE:
         return False
     if not isinstance(chunk, dict) or "choices" not in chunk:
         return False

@@ -25,6 +25,7 @@ from launcher.base.address import TcpAddress
 from launcher.base.api_errors import TOO_MANY, HttpError, blames_request, blames_server
 from launcher.base.clock import Moment
 from launcher.base.errors import LauncherError, reason
+from launcher.base.foreign_json import UNREADABLE
 from launcher.base.money import TokenPrices, to_text, token_prices
 from launcher.base.money_limits import DailyCap
 from launcher.base.watched_file import WatchedFile
@@ -276,7 +277,7 @@ class OverflowEndpoint:
         """The body with the endpoint's name for `model`. Raises HttpError."""
         try:
             fields = msgspec.json.decode(without_mark(body), type=dict[str, msgspec.Raw])
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise HttpError(400, f"cannot read the request: {error}", code="invalid_json") from None
         fields["model"] = msgspec.Raw(msgspec.json.encode(self._settings.models[model]))
         return msgspec.json.encode(fields)

@@ -13,18 +13,14 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-import aiohttp
-from aiohttp.http_exceptions import HttpProcessingError
-
 from launcher.balancing.upstreams import Upstream
 from launcher.base.address import Address
-from launcher.base.errors import OWN_SHORTAGE
-from launcher.base.http_json import fetch, session_to, url_of
+from launcher.base.http_json import fetch
 from launcher.telemetry.engine_metrics import EngineMetrics, parse
 
 _NEVER: Final = float("-inf")
 # Tried in this order until the model serves one of them.
-_ONE_TOKEN: Final = (
+_ONE_TOKEN: Final[tuple[tuple[str, dict[str, object]], ...]] = (
     ("/v1/completions", {"prompt": "Hello", "max_tokens": 1, "temperature": 0}),
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}),
 )
@@ -122,16 +118,9 @@ class PulseReader:
 async def _one_token(address: Address, model: str, limit_s: float) -> bool:
     """Whether a completion of one token comes back with 200 in time. An error proves nothing: an API server answers it
     without its engine. Raises OSError when this process lacks descriptors or memory."""
-    try:
-        async with asyncio.timeout(limit_s), session_to(address) as session:
-            for path, body in _ONE_TOKEN:
-                async with session.post(url_of(address, path), json={"model": model, **body}) as response:
-                    await response.read()
-                    if response.status == 200:
-                        return True
-    except OSError as error:  # TimeoutError and aiohttp.ClientOSError are among them
-        if error.errno in OWN_SHORTAGE:
-            raise
-    except (aiohttp.ClientError, HttpProcessingError):
-        pass
+    clock = asyncio.get_running_loop().time
+    until = clock() + limit_s
+    for path, body in _ONE_TOKEN:
+        if await fetch(address, path, until - clock(), {"model": model, **body}) is not None:
+            return True
     return False
