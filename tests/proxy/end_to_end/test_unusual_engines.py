@@ -171,8 +171,8 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client(
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(
-            b"HTTP/1.1 413 Too Large\r\nContent-Type: application/json\r\nContent-Length: 15\r\nConnection: close\r\n\r\n"
-            b'{"error": "no"}'
+            b"HTTP/1.1 413 Too Large\r\nContent-Type: application/json\r\nContent-Length: 28\r\nConnection: close\r\n\r\n"
+            b'{"error": {"message": "no"}}'
         )
         await writer.drain()
         writer.close()
@@ -180,7 +180,7 @@ async def test_an_early_refusal_of_a_large_body_reaches_the_client(
     await raw_engine(proxy, serve, tcp=tcp)
     async with asyncio.timeout(SOON_S), proxy.client.post(CHAT, data=large(size)) as got:
         body = await got.read()
-    assert (got.status, body) == (413, b'{"error": "no"}'), len(seen)
+    assert (got.status, body) == (413, b'{"error": {"message": "no"}}'), len(seen)
     assert len(seen) == 1
     assert proxy.sums()["refused"] == 1
 
