@@ -166,6 +166,7 @@ def outcomes(cases: list[tuple[list[str], str]]) -> list[tuple[int, bytes, str]]
     ]
 
 
+@pytest.mark.timeout(900)  # some 120 processes
 @pytest.mark.usefixtures("daemon")
 def test_output_that_cannot_be_written() -> None:
     """Of every verb: one line, and an exit code that no result has."""

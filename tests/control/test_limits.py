@@ -86,7 +86,11 @@ async def test_a_body_that_does_not_come(path: str, operations: FakeOperations) 
     assert operations.asked == []
 
 
-async def test_a_body_of_a_megabyte(path: str, operations: FakeOperations) -> None:
+async def test_a_body_of_a_megabyte(
+    path: str, operations: FakeOperations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("HEADERS_S", "REQUEST_S", "STALL_S"):  # its size is refused, however slowly it comes
+        monkeypatch.setattr(control, limit, SOON_S)
     head = (
         b"POST /v1/slots/0/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 1048576\r\nConnection: close\r\n\r\n"
     )

@@ -73,19 +73,22 @@ class Terminal:
         """Wait for a text on the screen."""
         self.until(lambda: text in "\n".join(self.display), f"'{text}' on the screen")
 
-    def read(self, seconds: float) -> None:
-        """What comes within the time."""
+    def read(self, seconds: float) -> bool:
+        """What comes within the time: some KiB at once. Whether anything came."""
         ready, _, _ = select.select([self._master], [], [], seconds)
         if ready:
             with contextlib.suppress(OSError):  # the last one at the other end has gone
                 data = os.read(self._master, 1 << 16)
                 self.raw += data
                 self._stream.feed(data)
+                return True
+        return False
 
     def ended(self) -> int:
         """The program's exit code, once it has ended and all is read."""
         self.until(lambda: self.process.poll() is not None, "the program's end")
-        self.read(0.05)
+        while self.read(0.05):
+            pass
         return self.process.returncode
 
     def is_as_before(self) -> bool:
