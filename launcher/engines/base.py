@@ -129,7 +129,6 @@ class Launch:
     lenient: frozenset[str] = frozenset()
     """Options in `argv` and names in `env` whose new value a running instance need not be restarted for: it applies at
     the slot's next start."""
-
     planned: frozenset[str] = frozenset()
     """Names in `env` that say the placement again."""
 
