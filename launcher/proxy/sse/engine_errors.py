@@ -8,13 +8,14 @@ server-common.cpp.
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.base.foreign_json import UNREADABLE
 
+_NOTHING: Final = msgspec.Raw(b"")
 _WORD_BYTES: Final = 64
 _LETTERS: Final = re.compile("[^a-z]+")
 # Words without their ends in "error", and letters alone.
@@ -49,29 +50,54 @@ def status_of_word(word: object) -> int | None:
     return CLIENT_ERROR if found is None and letters.startswith("invalid") else found
 
 
+class _Said(msgspec.Struct):
+    """The fields that tell an error, not decoded: an event may be large, and what tells nothing is passed over."""
+
+    error: msgspec.Raw = _NOTHING
+    response: msgspec.Raw = _NOTHING
+    delta: msgspec.Raw = _NOTHING
+    code: msgspec.Raw = _NOTHING
+    type: msgspec.Raw = _NOTHING
+    error_type: msgspec.Raw = _NOTHING
+
+
 def status_of_error(data: bytes) -> int:
     """The status of an event of these data, which tell an error: SERVER_ERROR where they name none."""
-    said = _decoded(data)
+    said = _fields(data)
     error = next(
-        (found for found in (said, _of(said, "response"), _of(said, "delta")) if found.get("error")), said
+        (found for found in (said, _fields(said.response), _fields(said.delta)) if _tells(found.error)), said
     )
-    fields = _of(error, "error") or said
-    code = fields.get("code")
+    fields = _fields(error.error) if _is_object(error.error) else said
+    code = _scalar(fields.code)
     status = int(code) if isinstance(code, str) and len(code) == 3 and code.isdecimal() else code
     if isinstance(status, int) and CLIENT_ERROR <= status < 600:
         return status
-    words = (fields.get("type"), code, said.get("error_type"))
+    words = (_scalar(fields.type), code, _scalar(said.error_type))
     return next((found for word in words if (found := status_of_word(word)) is not None), SERVER_ERROR)
 
 
-def _decoded(data: bytes) -> dict[str, Any]:
+def _fields(data: bytes | msgspec.Raw) -> _Said:
     try:
-        said = msgspec.json.decode(data)
+        return msgspec.json.decode(data, type=_Said)
     except UNREADABLE:
-        return {}
-    return said if isinstance(said, dict) else {}
+        return _Said()
 
 
-def _of(said: dict[str, Any], name: str) -> dict[str, Any]:
-    found = said.get(name)
-    return found if isinstance(found, dict) else {}
+def _tells(value: msgspec.Raw) -> bool:
+    """Whether a field has a value that says something."""
+    return bytes(value).strip() not in {b"", b"null", b"false", b"0", b'""', b"{}", b"[]"}
+
+
+def _is_object(value: msgspec.Raw) -> bool:
+    return bytes(value).startswith(b"{") and _tells(value)
+
+
+def _scalar(value: msgspec.Raw) -> object:
+    """A number or a short text; None for all else."""
+    text = bytes(value)
+    if not 0 < len(text) <= _WORD_BYTES + 2 or text.startswith((b"{", b"[")):
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except UNREADABLE:
+        return None
