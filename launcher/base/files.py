@@ -12,7 +12,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import AWAY, LauncherError, reason
+
+
+def why_away(path: str) -> str | None:
+    """The reason why there is nothing at `path`, where that may pass by itself (AWAY): its file system is mounted late, or
+    it is not made yet. None where there is something, or another error: what reads it names that."""
+    try:
+        Path(path).stat()
+    except OSError as error:
+        return reason(error) if error.errno in AWAY else None
+    return None
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600, folder_mode: int = 0o700) -> None:

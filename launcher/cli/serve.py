@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
     )
     from launcher.daemon.main import serve  # noqa: PLC0415  heavy
     from launcher.daemon.measured import with_measured_layout  # noqa: PLC0415  heavy
-    from launcher.daemon.waiting import WaitingRoom, require  # noqa: PLC0415  heavy
+    from launcher.daemon.waiting import StandbyServer, require  # noqa: PLC0415  heavy
 
     config = options.config_of(args)
     log_lines.set_up(config.logging.level, config.logging.format.value)
@@ -87,8 +87,8 @@ def run(args: argparse.Namespace) -> int:
             logging.getLogger(__name__).warning("%s", text)
             process.status(text)
 
-        with WaitingRoom(config.control, tell) as room:
-            deployment = when_there(build_now, hangup.wait, room.tell)
+        with StandbyServer(config.control, tell) as standby:
+            deployment = when_there(build_now, hangup.wait, standby.tell)
         config = deployment.config
         if warning := processes.too_few(limit, config.proxy.max_connections, deployment.connections):
             logging.getLogger(__name__).warning("%s", warning)

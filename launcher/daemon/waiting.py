@@ -7,11 +7,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from launcher.base.errors import AWAY, LauncherError, PassingError, reason
+from launcher.base.errors import LauncherError, PassingError
+from launcher.base.files import why_away
 from launcher.config.schema import Config, Control, Proxy
 from launcher.control.handlers import NotYet
 from launcher.control.server import ControlServer
@@ -37,18 +37,14 @@ def _require_files(proxy: Proxy) -> None:
         "tls_certificate": proxy.tls_certificate, "tls_key": proxy.tls_key, "api_keys_file": proxy.api_keys_file,
     } | {f"overflow.{number}.api_key_file": one.api_key_file for number, one in enumerate(proxy.overflow)}  # fmt: skip
     for key, path in named.items():
-        try:
-            if path is not None:
-                Path(path).stat()
-        except OSError as error:
-            if error.errno in AWAY:
-                raise PassingError(
-                    f"cannot read proxy.{key} '{path}': {reason(error)}",
-                    f"make the file, mount its file system, or correct proxy.{key}",
-                ) from None
+        if path is not None and (why := why_away(path)) is not None:
+            raise PassingError(
+                f"cannot read proxy.{key} '{path}': {why}",
+                f"make the file, mount its file system, or correct proxy.{key}",
+            )
 
 
-class WaitingRoom:
+class StandbyServer:
     """Answers on the control socket from the first `tell` on until the end of the context, in a thread of its own: what is
     waited for is read by the thread that waits. `tell` hands on each new error."""
 

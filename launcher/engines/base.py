@@ -53,14 +53,14 @@ class CompileCache:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the processes of a launch must show, beyond its placement."""
+    """Observations that the processes of a launch must show, beyond its placement."""
 
     binds_memory: bool = False
     """Memory is strictly bound to the slot's nodes."""
     omp_cpus: tuple[CpuSet, ...] = ()
     """One list per rank: on each cpu of it runs an OpenMP thread of the engine. Empty where none were asked for."""
     libraries: tuple[frozenset[str], ...] = ()
-    """Of each set one library is mapped by some process."""
+    """Alternatives: of each set some process maps one."""
 
     @property
     def while_starting(self) -> Expected:
@@ -81,7 +81,7 @@ class Unwanted:
     """Variables of the daemon's own environment that instances must not get. Operators set them in engine.env."""
 
     name: re.Pattern[str]
-    """Of the whole name."""
+    """Matches the whole name."""
     value: re.Pattern[str] = re.compile("")
     """Found in the value."""
     warning: str = ""
@@ -93,7 +93,7 @@ class Unwanted:
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What the proxy must know of the instances of one model."""
+    """Abilities and defaults of one model's instances, for the proxy."""
 
     token_ids: bool = False
     """Streams tell the ids of their tokens where they are asked to."""
@@ -125,7 +125,7 @@ class Launch:
     """None for an engine that compiles nothing, or where it compiles elsewhere."""
     expected: Expected = field(default=Expected())
     unwanted: tuple[Unwanted, ...] = ()
-    """Of the environment that `env` is added to."""
+    """Variables that are taken from the environment before `env` is added."""
     lenient: frozenset[str] = frozenset()
     """Options in `argv` and names in `env` whose new value a running instance need not be restarted for: it applies at
     the slot's next start."""
@@ -178,7 +178,7 @@ class Engine(Protocol):
         """What to start for a generation of a slot. Creates no files."""
 
     def traits(self, model: Model) -> Traits:
-        """What instances of `model` can do. Reads small files of the model's folder."""
+        """Abilities of the instances of `model`. Reads small files of the model's folder."""
 
 
 # --- Environments of instances: secret names, and shell commands for a person. ---

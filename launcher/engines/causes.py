@@ -198,7 +198,7 @@ AT_START: Final[tuple[Rule, ...]] = (
         Retry.BACKOFF,
     ),
 )  # fmt: skip
-"""What stops a start before the engine has looked at its model: arguments, numactl, addresses, containers."""
+"""Causes of a start that ends before the engine has looked at its model: arguments, numactl, addresses, containers."""
 
 
 def crashes(died: str = DIED) -> tuple[Rule, ...]:

@@ -44,7 +44,7 @@ class EngineLog:
 
 
 PLAIN_LOG: Final = EngineLog()
-"""Of an engine that is not known."""
+"""The log of an engine that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

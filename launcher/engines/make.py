@@ -49,7 +49,7 @@ def make_engine(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What an engine is made of, beside its configuration."""
+    """The parts of an engine, beside its configuration."""
 
     stack: Stack
     binding: Binding
@@ -100,7 +100,7 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
 
 
 def planning_of(kind: EngineKind) -> Planning:
-    """What planning asks of the engines of a kind."""
+    """The planning of the engines of a kind."""
     return TYPES[kind].planning
 
 

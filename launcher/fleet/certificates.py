@@ -10,7 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launcher.base.errors import AWAY, LauncherError, RefusedError, TimedOutError, reason
+from launcher.base.errors import LauncherError, RefusedError, TimedOutError, reason
+from launcher.base.files import why_away
 from launcher.base.watched_file import FileCondition, FileState, FileThatMayCome, WatchedFile, WatchedFiles
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.haproxy import Servers
@@ -105,15 +106,10 @@ class Certificates:
 
 def _require(key: str, path: str | None) -> None:
     """Raises TimedOutError for a file that may come by itself: systemd starts the ingress again."""
-    try:
-        if path is not None:
-            Path(path).stat()
-    except OSError as error:
-        if error.errno in AWAY:
-            raise TimedOutError(
-                f"cannot read {key} '{path}': {reason(error)}",
-                f"make the file, or correct {key} in fleet.toml",
-            ) from None
+    if path is not None and (why := why_away(path)) is not None:
+        raise TimedOutError(
+            f"cannot read {key} '{path}': {why}", f"make the file, or correct {key} in fleet.toml"
+        )
 
 
 def _may_come(

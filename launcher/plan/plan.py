@@ -324,10 +324,10 @@ Rule = Callable[[Subject], Iterator[Finding]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Planning:
-    """What planning asks of an engine; pure functions."""
+    """An engine's answers to planning; pure functions."""
 
     settings: Callable[[Model, Config, ModelProfile, CpuInfo | None], EffectiveConfig]
-    """What instances of a model run with. Raises LauncherError for arguments that cannot be used."""
+    """The settings that instances of a model run with. Raises LauncherError for arguments that cannot be used."""
     rules: tuple[Rule, ...]
     """Those about this engine, in their order, beside those about any plan."""
     binds_itself: bool = False

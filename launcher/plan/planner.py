@@ -149,7 +149,7 @@ def make_plan(
 def _needs(
     planning: Planning, models: Iterable[EffectiveConfig], profiles: Mapping[str, ModelProfile]
 ) -> Iterator[ModelNeeds]:
-    """Of each model with a known profile."""
+    """The needs of each model with a known profile."""
     if (needs_of := planning.needs) is None:
         return
     for model in models:

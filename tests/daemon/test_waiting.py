@@ -11,7 +11,7 @@ from support.daemon_process import eventually
 from launcher.base.errors import BusyError, PassingError
 from launcher.config.schema import Config, Control, Model, Overflow, Proxy
 from launcher.control.client import ControlClient, UnreachableError
-from launcher.daemon.waiting import WaitingRoom, require
+from launcher.daemon.waiting import StandbyServer, require
 from launcher.proxy.downstream import listener
 
 
@@ -32,16 +32,16 @@ def refusal(client: ControlClient, *, change: bool = False) -> BusyError | None:
 def test_it_says_what_it_waits_for(tmp_path: Path) -> None:
     path, told = tmp_path / "c.sock", list[str]()
     client = ControlClient(str(path))
-    with WaitingRoom(Control(socket=str(path)), told.append) as room:
+    with StandbyServer(Control(socket=str(path)), told.append) as standby:
         assert not path.exists(), "nothing is waited for"
-        room.tell(away("/a"))
+        standby.tell(away("/a"))
         found = eventually(lambda: refusal(client), what="an answer")
         assert (
             found.message == "cannot answer yet, the daemon waits: cannot read model '/a': no such directory"
         )
         assert found.remedy == "mount it"
         assert found.exit_code == 3, "neither yes nor no"
-        room.tell(away("/b"))
+        standby.tell(away("/b"))
         assert "'/b'" in str(refusal(client))
         assert "the daemon waits" in str(refusal(client, change=True))
     assert told == [
@@ -57,8 +57,8 @@ def test_systemds_socket_stays_open_for_the_daemon(tmp_path: Path, monkeypatch: 
         control.listen()
         control.setblocking(False)
         monkeypatch.setattr(listener, "sockets", lambda: {listener.CONTROL: [control]})
-        with WaitingRoom(Control(socket=str(path)), lambda _: None) as room:
-            room.tell(away("/a"))
+        with StandbyServer(Control(socket=str(path)), lambda _: None) as standby:
+            standby.tell(away("/a"))
             assert "'/a'" in str(refusal(ControlClient(str(path))))
         assert path.exists()
         with socket.socket(socket.AF_UNIX) as client:
@@ -72,8 +72,8 @@ def test_another_daemon_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureF
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        with WaitingRoom(Control(socket=str(path)), lambda _: None) as room:
-            room.tell(away("/a"))
+        with StandbyServer(Control(socket=str(path)), lambda _: None) as standby:
+            standby.tell(away("/a"))
             assert eventually(
                 lambda: "another numa-launcher answers there" in caplog.text, what="the warning"
             )
@@ -84,8 +84,8 @@ def test_a_group_that_is_not_there_does_not_end_the_wait(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = Control(socket=str(tmp_path / "c.sock"), group="no-such-group")
-    with WaitingRoom(settings, lambda _: None) as room:
-        room.tell(away("/a"))
+    with StandbyServer(settings, lambda _: None) as standby:
+        standby.tell(away("/a"))
         assert eventually(lambda: "no such group" in caplog.text, what="the warning")
 
 

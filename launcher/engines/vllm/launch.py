@@ -19,6 +19,7 @@ from launcher.engines.base import CompileCache, Expected, Launch, Traits, Unwant
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
 from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
+from launcher.engines.vllm.settings import KV_SPACE
 from launcher.engines.vllm.software import (
     AOT_COMPILE_SINCE,
     KV_CACHE_BYTES_SINCE,
@@ -30,8 +31,6 @@ from launcher.engines.vllm.traits import lora_adapters, sampling_defaults
 from launcher.plan.plan import Slot
 
 MODULE_FORM: Final = "vllm.entrypoints.openai.api_server"
-# Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32).
-KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 # Folder of its internal sockets, named by uuids (vllm/utils/network_utils.py); default: /tmp.
 RPC_PATH: Final = "VLLM_RPC_BASE_PATH"
 # sun_path of unix(7), less its closing zero, a slash and a uuid.

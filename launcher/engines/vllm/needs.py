@@ -31,7 +31,8 @@ from launcher.base.text import quoted
 from launcher.config.engine_arguments import flag_of, has_flag, merge, value_of
 from launcher.config.schema import Config, EngineKind, Model, Runtime
 from launcher.engines.vllm import needs_program
-from launcher.engines.vllm.launch import KV_SPACE, MODULE_FORM
+from launcher.engines.vllm.launch import MODULE_FORM
+from launcher.engines.vllm.settings import KV_SPACE
 from launcher.engines.vllm.software import Stack
 from launcher.models.answer import Answer
 from launcher.models.reader import find_model

@@ -1,4 +1,4 @@
-"""What planning asks of vLLM. Pure."""
+"""vLLM's answers to what planning asks of an engine. Pure."""
 
 from __future__ import annotations
 

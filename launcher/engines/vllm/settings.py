@@ -1,4 +1,4 @@
-"""What a model's instances run with: [[models]], overridden by engine.args and engine.env. Pure."""
+"""The settings that a model's instances run with: [[models]], overridden by engine.args and engine.env. Pure."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import DEFAULT_MAX_MODEL_LEN, EffectiveConfig
 
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
+"""Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32)."""
 DEFAULT_BLOCK_SIZE: Final = 128
 """vLLM's on CPU (vllm/platforms/cpu.py)."""
 LATENT_BLOCK_SIZE: Final = 16

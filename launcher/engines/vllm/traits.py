@@ -1,4 +1,4 @@
-"""What vLLM's instances can do, by its arguments and the model's folder: LoRA adapters, sampling defaults."""
+"""Abilities of vLLM's instances, by its arguments and the model's folder: LoRA adapters, sampling defaults."""
 
 from __future__ import annotations
 
