@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -88,8 +89,9 @@ class Operations(Protocol):
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         """The last lines of a slot, oldest first. Raises LauncherError for an unknown slot."""
 
-    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
-        """The last lines and then those that come, none lost between. Raises LauncherError for an unknown slot."""
+    def log_follow(self, slot: int, lines: int) -> AsyncGenerator[dict[str, Any], None]:
+        """The last lines and then those that come, none lost between, until the caller closes it. Raises LauncherError for
+        an unknown slot."""
 
     async def verify(self, slot: int) -> None:
         """Compare a slot's threads and pages with the plan now; the result is in `status`."""
@@ -407,18 +409,20 @@ class Answers:
         asking = ASKING.get()
         feed = self._operations.log_follow(slot, tail)
         if not asking.reads_only:
-            return await self._follow(request, feed)
+            async with contextlib.aclosing(feed):
+                return await self._follow(request, feed)
         if not self._followers.take(asking.uid):
             raise BusyError(
                 f"cannot follow slot '{slot}': too many clients who may only read follow a slot",
                 "end one of them",
             )
         try:
-            return await self._follow(request, self._masked(feed))
+            async with contextlib.aclosing(feed), contextlib.aclosing(self._masked(feed)) as masked:
+                return await self._follow(request, masked)
         finally:
             self._followers.give(asking.uid)
 
-    async def _masked(self, feed: AsyncIterator[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async def _masked(self, feed: AsyncIterator[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
         redactor = await self._operations.redactor()
         async for line in feed:
             async with self._masking:  # a line of 8 KiB takes 9 ms
@@ -429,11 +433,12 @@ class Answers:
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await response.prepare(request)
         count = 0
-        async for line in feed:
-            await response.write(msgspec.json.encode(line) + b"\n")
-            count += 1
-            if count % LINES_A_TURN == 0:  # lines that are there already come without a turn of the loop
-                await asyncio.sleep(0)
+        with contextlib.suppress(ConnectionError):  # the client has left
+            async for line in feed:
+                await response.write(msgspec.json.encode(line) + b"\n")
+                count += 1
+                if count % LINES_A_TURN == 0:  # lines that are there already come without a turn of the loop
+                    await asyncio.sleep(0)
         return response
 
 

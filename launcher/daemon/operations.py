@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import launcher
@@ -329,12 +330,17 @@ class Operations:
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         return [_shown(line) for line in self._supervisor.controller(slot).log.last(lines)]
 
-    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
-        feed = self._supervisor.controller(slot).log.follow(lines)
-        return (_shown(line) async for line in feed)
+    def log_follow(self, slot: int, lines: int) -> AsyncGenerator[dict[str, Any], None]:
+        return _all_shown(self._supervisor.controller(slot).log.follow(lines))
 
     async def verify(self, slot: int) -> None:
         await self._supervisor.controller(slot).verify()
+
+
+async def _all_shown(feed: AsyncGenerator[LogLine, None]) -> AsyncGenerator[dict[str, Any], None]:
+    async with contextlib.aclosing(feed):
+        async for line in feed:
+            yield _shown(line)
 
 
 def _shown(line: LogLine) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -89,7 +89,7 @@ class LogTail:
         lines = [line for line in self._lines if generation is None or line.generation == generation]
         return lines[-count:] if count > 0 else []
 
-    async def follow(self, count: int = 0) -> AsyncIterator[LogLine]:
+    async def follow(self, count: int = 0) -> AsyncGenerator[LogLine, None]:
         """The last `count` lines, then new ones, until the caller closes the iterator."""
         queue: asyncio.Queue[LogLine] = asyncio.Queue(FOLLOWER_LINES)
         self._followers.add(queue)

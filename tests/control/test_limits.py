@@ -10,8 +10,10 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 import uvloop
+from aiohttp import web
 from support.fake_operations import FakeOperations
 from support.fakes import until
 from support.flooding import WORST_S, Asker, least_wait, pipeline
@@ -193,6 +195,37 @@ def test_one_client_holds_up_no_other(tmp_path: Path, kind: str, *, reader: bool
             await server.stop()
 
     assert uvloop.run(measure()) <= WORST_S
+
+
+@pytest.mark.parametrize("group", [0, READERS.gr_gid], ids=["operator", "reader"])
+async def test_a_follower_that_leaves_at_a_line_is_no_longer_fed(
+    tmp_path: Path,
+    operations: FakeOperations,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    group: int,
+) -> None:
+    """Its connection may close between two steps of its handler; nothing is logged, and nothing else ends its feed."""
+
+    async def refused(_response: web.StreamResponse, _data: bytes) -> None:
+        raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+
+    monkeypatch.setattr(web.StreamResponse, "write", refused)
+    path = str(tmp_path / "c.sock")
+    who = 0 if group == 0 else 4_000_001
+    server = ControlServer(
+        path, None, operations, read_group=READERS.gr_name, peer_of=lambda _: Peer(1, who, group)
+    )
+    await server.start()
+    try:
+        _reader, writer = await asyncio.open_unix_connection(path)
+        writer.write(get(b"slots/0/logs?tail=1&follow=1"))
+        await until(lambda: operations.fed)
+        await until(lambda: operations.following == 0)
+        writer.close()
+    finally:
+        await server.stop()
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_reading_user_has_a_share_of_followers_and_connections(

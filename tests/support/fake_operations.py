@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -103,6 +103,9 @@ class FakeOperations:
     lines: list[str] = field(default_factory=lambda: ["one", "two", "three"])
     more: asyncio.Queue[str] = field(default_factory=asyncio.Queue)
     following: int = 0
+    """Feeds that are open."""
+    fed: int = 0
+    """Feeds that were begun."""
     printed_at: float = 0.0
     """Of every line."""
 
@@ -231,11 +234,12 @@ class FakeOperations:
         self._known(slot)
         return [self._line(text) for text in self.lines[-lines:]] if lines else []
 
-    def log_follow(self, slot: int, lines: int) -> AsyncIterator[dict[str, Any]]:
+    def log_follow(self, slot: int, lines: int) -> AsyncGenerator[dict[str, Any], None]:
         return self._feed(self.log_tail(slot, lines))
 
-    async def _feed(self, first: list[dict[str, Any]]) -> AsyncIterator[dict[str, Any]]:
+    async def _feed(self, first: list[dict[str, Any]]) -> AsyncGenerator[dict[str, Any], None]:
         self.following += 1
+        self.fed += 1
         try:
             for line in first:
                 yield line
