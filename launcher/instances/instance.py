@@ -64,7 +64,8 @@ class Instance:
         self.launch = launch
 
     def spawned(self, process: Process, oom: OomWatch, now: float, unwatched_s: float) -> None:
-        self.process, self.oom, self.pids = process, oom, frozenset({process.pid})
+        self.process, self.oom = process, oom
+        self.pids = frozenset() if process.pid is None else frozenset({process.pid})
         self.started_at, self.watched_until = now, now + unwatched_s
 
     def reached(self, phase: str) -> None:

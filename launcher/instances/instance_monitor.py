@@ -52,11 +52,11 @@ class PlacementWatch:
         self, slot: Slot, instance: Instance, output: Sequence[str], accelerator: Accelerator | None
     ) -> None:
         """Leave the result in `instance.verification`. `output`: the instance's last lines; `accelerator`: its engine's.
-        Nothing without a process."""
+        Nothing without a process that is known."""
         process = instance.process
-        if process is None:
+        if process is None or (pid := process.pid) is None:
             return
-        facts = await asyncio.to_thread(self._observe, process.pid)
+        facts = await asyncio.to_thread(self._observe, pid)
         pids = frozenset(process_facts.pid for process_facts in facts)
         others = [other for other in await asyncio.to_thread(self._bystanders) if other.pid not in pids]
         misplaced = await asyncio.to_thread(self._misplaced, pids, slot.placement.cpus)
@@ -119,7 +119,7 @@ class Surroundings:
     traffic: Traffic
     caches: Caches
     placement: PlacementWatch
-    watch_memory: Callable[[int], OomWatch]
+    watch_memory: Callable[[int | None], OomWatch]
     log: LogTail
     tasks: Background
     clock: Callable[[], float]
@@ -250,6 +250,10 @@ class InstanceMonitor:
         """taskset or irqbalance may move threads at any time."""
         failures = Failures(log, f"slot {self._slot.id}: verify its placement", slot=self._slot.id)
         while self._is_current():
+            process = self.instance.process
+            if process is not None and process.pid is None:  # a container's, not found yet
+                await asyncio.sleep(self._on.settings().ready_poll_s)
+                continue
             await attempt(self.verify, failures)
             await self._until_threads_move()
 

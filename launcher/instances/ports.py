@@ -26,8 +26,8 @@ class Process(Protocol):
     """One running instance: the main process and everything it started."""
 
     @property
-    def pid(self) -> int:
-        """The engine's main process (numactl has exec'ed into it)."""
+    def pid(self) -> int | None:
+        """The engine's main process (numactl has exec'ed into it). None until a container's is found."""
 
     async def wait(self) -> Exit:
         """Return when the main process has ended and its process tree is gone."""

@@ -85,7 +85,7 @@ class SlotController:
         observe: Callable[[int], Sequence[ProcessFacts]] = placement.observe,
         bystanders: Callable[[], Sequence[Bystander]] = placement.bystanders,
         misplaced: Misplaced = placement.misplaced_threads,
-        watch_memory: Callable[[int], OomWatch] = OomWatch,
+        watch_memory: Callable[[int | None], OomWatch] = OomWatch,
     ) -> None:
         """`identify`: the files of a model as they are now; None: they are not looked at. `skipped`: seconds so far in which
         the event loop did not run (RunningClock): no deadline counts them."""

@@ -96,7 +96,7 @@ def not_inherited(environ: Mapping[str, str], unwanted: Sequence[Unwanted]) -> t
 
 class DirectProcess:
     def __init__(self, pid: int, child: _Child, ended: asyncio.Task[Exit], inside: bytes | None) -> None:
-        self._pid = pid
+        self._pid = pid if inside is None else None
         self._child = child
         self._ended = ended
         self._obeys: asyncio.TimerHandle | None = None
@@ -104,10 +104,10 @@ class DirectProcess:
         self._finding = (
             None if inside is None else asyncio.create_task(self._find(inside), name="main process")
         )
-        """Until a container's main process is found, `pid` is that of the client."""
+        """Looks for a container's main process: the child here is the client, which is neither pinned nor the engine."""
 
     @property
-    def pid(self) -> int:
+    def pid(self) -> int | None:
         return self._pid
 
     async def _find(self, mark: bytes) -> None:

@@ -237,7 +237,7 @@ class Watcher:
 
     def _refused(self) -> Cause:
         process = self._instance.process
-        if process is not None and self._ended(process.pid):
+        if process is not None and process.pid is not None and self._ended(process.pid):
             return exited()
         return hung_or_dead("its health path no longer answers 200")
 

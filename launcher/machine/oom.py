@@ -51,10 +51,11 @@ NO_REPORT: Final = KernelReport()
 
 
 class OomWatch:
-    """Follows the kernel's reports about one process tree. Close it."""
+    """Follows the kernel's reports about one process tree. Close it. `pid`: its main process; None: not known yet, and
+    kills in its cgroup, which is a container's own, are not counted."""
 
-    def __init__(self, pid: int, root: Path = ROOT) -> None:
-        self._file, self._key = _counter_of(pid, root)
+    def __init__(self, pid: int | None, root: Path = ROOT) -> None:
+        self._file, self._key = (None, "") if pid is None else _counter_of(pid, root)
         self._before = self._count()
         self._log: int | None = None
         with contextlib.suppress(OSError):  # needs CAP_SYSLOG where kernel.dmesg_restrict is 1

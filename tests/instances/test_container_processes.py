@@ -10,7 +10,6 @@ import os
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 from support.fakes import SOON_S
 from support.processes import Lines
@@ -80,9 +79,10 @@ async def test_a_kill_removes_it_first(tmp_path: Path) -> None:
 
 async def test_the_daemon_removes_the_container_of_a_killed_shim(tmp_path: Path) -> None:
     lines = Lines()
-    process = await start(contained(tmp_path, "echo up; exec sleep 1000"), lines)
-    await lines.until(lambda lines: "up" in lines)
-    shim = psutil.Process(process.pid).parent()
+    process = await start(contained(tmp_path, "echo pid $$; exec sleep 1000"), lines)
+    (client,) = await lines.pids(1)
+    assert process.pid is None, "the client is not the engine"
+    shim = client.parent()
     assert shim is not None
     shim.kill()
     assert await ended(process) == Exit(None, signal.SIGKILL)

@@ -433,6 +433,24 @@ async def test_a_thread_that_moves_has_the_slot_verified(
     assert not verification.ok
 
 
+async def test_a_container_is_verified_once_its_main_process_is_found(play: Play) -> None:
+    seen_pids: list[int] = []
+
+    def observe(pid: int) -> Sequence[ProcessFacts]:
+        seen_pids.append(pid)
+        return seen("0-3")
+
+    probing = replace(QUICK, verify_interval_s=1000.0, threads_interval_s=0.01)
+    setup = await play(Setup(observe=observe, probing=probing, spawner=FakeSpawner(pid=None)))
+    await setup.post(StartRequested())
+    await setup.reach(State.READY)
+    await setup.controller.verify()
+    assert setup.controller.instance.verification is None, "the client of a container is not what was placed"
+    setup.spawner.started[-1].pid = 7
+    await setup.until(lambda: setup.controller.instance.verification)
+    assert set(seen_pids) == {7}
+
+
 async def test_a_failing_verification_does_not_end_the_watch(
     play: Play, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -77,7 +77,7 @@ class FakeEngine:
 class FakeProcess:
     """A process that ends when it is told to, or at once by a signal unless it is stubborn."""
 
-    pid: int
+    pid: int | None
     slot: int
     generation: int
     say: Callable[[str], None]
@@ -115,6 +115,8 @@ class FakeSpawner:
     started: list[FakeProcess] = field(default_factory=list)
     inheritance: dict[int, Adopted] = field(default_factory=dict)
     """What an earlier daemon left."""
+    pid: int | None = field(default_factory=os.getpid)
+    """Of what it starts."""
 
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]
@@ -123,7 +125,7 @@ class FakeSpawner:
             raise self.refusal
         living = [old for old in self.started if old.slot == slot and not old.ended.done()]
         assert not living, f"two processes in slot {slot}"
-        process = FakeProcess(os.getpid(), slot, generation, on_line, self.stubborn)
+        process = FakeProcess(self.pid, slot, generation, on_line, self.stubborn)
         self.started.append(process)
         return process
 
