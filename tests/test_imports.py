@@ -9,6 +9,8 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 
+from launcher.engines.vllm.arguments import _READ, _RESERVED, _SHORT
+
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
@@ -25,7 +27,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"base"},
     "plan": {"base", "config.schema", "machine.topology", "models"},
     "engines": {
-        "base", "config.engine_arguments", "config.schema", "machine.topology", "models", "plan.plan", "plan.rules_host",
+        "base", "config.schema", "machine.hardware", "machine.topology", "models", "plan.check_rows", "plan.plan",
+        "plan.rules_host",
     },
     "instances": {
         "base", "config.schema", "engines", "machine", "models.identity", "plan.plan", "telemetry.engine_metrics",
@@ -49,12 +52,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # The command line gives `tune` its plans: `measure` knows neither planner nor daemon.
     "measure": {
-        "base", "config.engine_arguments", "config.schema", "control.client", "machine.hardware", "machine.topology",
+        "base", "config.schema", "control.client", "engines.make", "machine.hardware", "machine.topology",
         "proxy.sse.ends", "telemetry",  # first output: the reader of the proxy
     },
     # It reads the files of a configuration as the daemon does.
     "doctor": {
-        "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered", "proxy.downstream.tls",
+        "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered", "plan.check_rows",
+        "proxy.downstream.tls",
         "proxy.upstream.overflow_endpoint",
     },
     # Clients of a daemon's control socket. The ingress takes the balancer, and how request and certificate are read.
@@ -71,12 +75,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"cli.{verb}": OFFLINE
         for verb in ("bundle", "options", "plan", "quickstart", "top", "top_frame", "topology")
     },
-    "cli.doctor": OFFLINE | {"engines.vllm.rules_model"},
+    "cli.doctor": OFFLINE | {"engines.checks", "engines.make"},
     **{
         f"cli.fleet{part}": OFFLINE | {"accounts", "fleet", "keys"}
         for part in ("", "_bench", "_keys", "_operations", "_status", "_upgrade")
     },
-    **{f"cli.{verb}": OFFLINE | {"engines.probe_stack", "measure"} for verb in ("bench", "bench_target")},
+    **{f"cli.{verb}": OFFLINE | {"engines.vllm.installed", "measure"} for verb in ("bench", "bench_target")},
     **{f"cli.{part}": OFFLINE | {"measure"} for part in ("tune", "tune_plan")},
     **{f"cli.{verb}": {"accounts", "base", "cli", "config", "control", "keys"} for verb in ("key", "key_budgets")},
     **{
@@ -94,7 +98,7 @@ PURE = {
     "base.redaction", "base.text", "config.proxy_schema", "config.schema", "config.values",
     "control.messages", "control.verdict",
     "dashboard.changes",
-    "doctor.checks", "doctor.facts", "doctor.rows",
+    "doctor.checks", "doctor.facts",
     "instances.diagnosis", "instances.lifecycle", "instances.ports", "instances.unit", "instances.verify",
     "keys.key_record", "keys.rate_limits",
     "machine.topology",
@@ -281,3 +285,38 @@ def test_no_test_imports_from_another() -> None:
         and not name.startswith("aiohttp.")
     ]
     assert not strays
+
+
+# --- One place knows which engines there are, and one folder what vLLM is told. ---
+
+KINDS = re.compile(r"\bEngineKind\b|\bis_vllm\b")
+# What the configuration's reference says of its keys; the processor's row of `doctor`; vLLM's client of a measurement.
+NAMES_VLLMS = {"config.schema", "doctor.checks", "measure.bench.load_generator"}
+
+
+def test_kinds_of_engines_are_told_apart_in_one_place() -> None:
+    asking = {module for module, path in MODULES.items() if KINDS.search(path.read_text(encoding="utf-8"))}
+    assert asking == {"config.schema", "config.values", "engines.make"}
+
+
+def test_vllms_options_and_variables_are_named_in_its_folder() -> None:
+    """In code; a comment or docstring may name the source of a rule."""
+    known = _READ | _RESERVED.keys() | set(_SHORT.values())
+    # Of other programs, too.
+    options = "|".join(sorted(known - {"--host", "--port", "--api-key", "--model", "--config", "--dtype"}))
+    word = re.compile(rf"VLLM_[A-Z]|(?:{options})(?![\w-])")
+    naming = {
+        module
+        for module, path in MODULES.items()
+        if not module.startswith("engines.vllm") and any(map(word.search, literals(path)))
+    }
+    assert naming == NAMES_VLLMS
+
+
+def literals(path: Path) -> Iterator[str]:
+    """The strings of a file, but for docstrings and other statements that are only a string."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:
+            yield node.value

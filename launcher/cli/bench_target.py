@@ -11,7 +11,6 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
 from launcher.cli import options
 from launcher.config.loading import load_config
-from launcher.config.schema import EngineKind
 from launcher.control.client import ControlClient
 
 if TYPE_CHECKING:
@@ -148,14 +147,14 @@ def _key_of(file: Path | None) -> str | None:
 def driver_for(deployment: Deployment) -> VllmDriver:
     """The load generator of the engine's own environment, where it has one. Raises LauncherError."""
     stack = deployment.stack
-    if deployment.config.engine.kind is EngineKind.VLLM and stack.client is None:
-        return driver_of(stack.command, stack.vllm)
+    if stack.load_generator:
+        return driver_of(stack.load_generator, stack.vllm)
     return driver_of(("vllm",), None)
 
 
 def driver_of(command: tuple[str, ...], version: str | None) -> VllmDriver:
     """`vllm bench serve` of the vLLM that `command` starts. Raises LauncherError when it cannot be found."""
-    from launcher.engines.probe_stack import find_vllm, installed_versions, interpreter_of  # noqa: PLC0415  heavy
+    from launcher.engines.vllm.installed import find_vllm, installed_versions, interpreter_of  # noqa: PLC0415  heavy
     from launcher.measure.bench.load_generator import VllmDriver  # noqa: PLC0415  heavy
 
     try:

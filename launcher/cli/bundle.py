@@ -293,11 +293,12 @@ def _versions() -> dict[str, Any]:
 
 def _doctor(config: Config | None) -> str:
     from launcher.doctor.checks import examine  # noqa: PLC0415  heavy
-    from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
-    from launcher.doctor.rows import to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.gather import checks_of, gather  # noqa: PLC0415  heavy
+    from launcher.plan.check_rows import to_text  # noqa: PLC0415  heavy
 
-    facts = gather(Engine()) if config is None else gather(config.engine, proxy=config.proxy)
-    return to_text(examine(facts, read_matrix())) + "\n"
+    engine = Engine() if config is None else config.engine
+    facts = gather(engine, proxy=None if config is None else config.proxy)
+    return to_text(examine(facts, checks_of(engine))) + "\n"
 
 
 def _topology() -> str:

@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
     from launcher.config.schema import Engine  # noqa: PLC0415  heavy
     from launcher.doctor.checks import examine  # noqa: PLC0415  heavy
-    from launcher.doctor.gather import gather, read_matrix  # noqa: PLC0415  heavy
-    from launcher.doctor.rows import to_json, to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.gather import checks_of, gather  # noqa: PLC0415  heavy
+    from launcher.plan.check_rows import to_json, to_text  # noqa: PLC0415  heavy
 
     config: Config | None = None
     if args.config is not None:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     facts = gather(engine, proxy=None if config is None else config.proxy)
     if named is not None:
         facts = replace(facts, models=_asked(named))
-    report = examine(facts, read_matrix())
+    report = examine(facts, checks_of(engine))
     redactor = Redactor()
     print(
         json.dumps(redactor.tree(to_json(report)), indent=2) if args.json else redactor.text(to_text(report))
@@ -59,14 +59,15 @@ def run(args: argparse.Namespace) -> int:
 def _asked(config: Config) -> tuple[AskedModel, ...]:
     """The models of the configuration, after the engine was asked about them: seconds for each that is new to it."""
     from launcher.daemon.deployment import asked_profiles  # noqa: PLC0415  heavy
-    from launcher.doctor.facts import AskedModel, Trouble  # noqa: PLC0415  heavy
-    from launcher.engines.vllm.rules_model import doubts_of  # noqa: PLC0415  heavy
+    from launcher.doctor.facts import AskedModel  # noqa: PLC0415  heavy
+    from launcher.engines.checks import Trouble  # noqa: PLC0415  heavy
+    from launcher.engines.make import engine_type  # noqa: PLC0415  heavy
 
     try:
         profiles = asked_profiles(config)
     except LauncherError as error:
         return (AskedModel(name="", doubts=(Trouble(error.message, error.remedy),)),)
-    found = []
+    doubts_of, found = engine_type(config.engine.kind).doubts, []
     for name, profile in profiles.items():
         doubts = tuple(Trouble(its.message, its.remedy) for its in doubts_of(name, profile))
         asked = profile.engine_request

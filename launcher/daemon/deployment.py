@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,27 +14,22 @@ import msgspec
 
 from launcher.accounts.report_values import zone_of
 from launcher.base.cpuset import CpuSet
-from launcher.base.errors import LauncherError, PassingError
+from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.redaction import MASK, Redactor, masked_arguments
 from launcher.base.text import format_size
-from launcher.config.engine_arguments import json_of
-from launcher.config.schema import Config, EngineKind, Runtime, SpawnerKind
+from launcher.config.schema import Config, Runtime, SpawnerKind
 from launcher.config.schema import Engine as EngineConfig
-from launcher.engines.base import Engine, Launch
-from launcher.engines.command import placeholders
-from launcher.engines.make import make_engine, planning_of
+from launcher.engines.base import Asking, Engine, Launch
+from launcher.engines.make import engine_type, make_engine, probe_stack
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.vllm.rules_model import WEIGHT_PREPACK
-from launcher.engines.vllm.settings import dtype_of
-from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, Stack
+from launcher.engines.software import Stack
 from launcher.machine.hardware import read_settings
 from launcher.machine.picture import DrawnSlot, Picture, make_picture
 from launcher.machine.topology import Topology
 from launcher.measure.tune.remembered import MeasuredLayout, best_file
-from launcher.models.answer import with_answer
 from launcher.models.identity import ModelFiles, model_files
-from launcher.models.profile import UNKNOWN, ModelProfile
+from launcher.models.profile import ModelProfile
 from launcher.models.weight_files import Read, ReadOnce, read_model_json
 from launcher.plan.plan import Facts, Plan, Slot
 from launcher.plan.plan_text import plan_json
@@ -111,23 +105,13 @@ class Host:
 
     topology: Topology
     stack: Stack
-    profiles: dict[str, ModelProfile]
+    profiles: Mapping[str, ModelProfile]
     here: bool
     """It is this host: it may be probed."""
     cpus_only: bool
     """Plan no memory, and read no models."""
     files: Mapping[str, ModelFiles] = field(default_factory=dict)
     """Of the models by name, as far as they are known here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Asking:
-    """Whether the engine is asked what models need. Answers that are kept are used without asking."""
-
-    limit_s: float = 0.0
-    """Seconds for all questions together; 0: none is asked."""
-    again: bool = False
-    """Also questions that the engine did not answer before."""
 
 
 NOT_ASKING: Final = Asking()
@@ -144,11 +128,10 @@ def asking_at_start(config: Config) -> Asking:
     return NOT_ASKING if adopts else _AT_START
 
 
-def asked_profiles(config: Config) -> dict[str, ModelProfile]:
+def asked_profiles(config: Config) -> Mapping[str, ModelProfile]:
     """The profiles of the models, by name, after their engine on this host was asked; empty where it cannot be.
 
     Blocking, for up to the limit of ASKED. Raises LauncherError for a model whose files cannot be read."""
-    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
     try:
@@ -166,12 +149,11 @@ def read_host(
     Of another machine nothing is probed, and its stack is not known; the engine of this host answers for its processor,
     where it is installed."""
     once = ReadOnce()
-    profiles = {} if cpus_only else read_profiles(config, once)
+    profiles: Mapping[str, ModelProfile] = {} if cpus_only else read_profiles(config, once)
     if machine is not None:
         stack = Stack(command=config.engine.command)
         profiles = with_answers(config, profiles, _stack_here(config, asking), machine.cpu.flags, asking)
         return Host(machine, stack, profiles, here=False, cpus_only=cpus_only)
-    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
     from launcher.machine import sysfs  # noqa: PLC0415  heavy
 
     topology, stack = sysfs.read(slice_name=instances_slice(config)), probe_stack(config.engine)
@@ -183,14 +165,12 @@ def read_host(
 def _stack_here(config: Config, asking: Asking) -> Stack:
     """The software of this host, for a plan of another machine. Raises LauncherError where it is to be asked and is not
     here."""
-    from launcher.engines.probe_stack import probe_stack  # noqa: PLC0415  heavy
-    from launcher.engines.vllm.needs import answers_folder  # noqa: PLC0415  heavy
-
     unknown = Stack(command=config.engine.command)
     if config.engine.runtime is not Runtime.HOST:
         return unknown
     try:
-        return probe_stack(config.engine) if asking.limit_s or answers_folder().is_dir() else unknown
+        wanted = asking.limit_s or engine_type(config.engine.kind).has_answers()
+        return probe_stack(config.engine) if wanted else unknown
     except LauncherError:
         if asking.limit_s:
             raise
@@ -198,33 +178,18 @@ def _stack_here(config: Config, asking: Asking) -> Stack:
 
 
 def with_answers(
-    config: Config, profiles: dict[str, ModelProfile], stack: Stack, flags: frozenset[str], asking: Asking
-) -> dict[str, ModelProfile]:
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    stack: Stack,
+    flags: frozenset[str],
+    asking: Asking,
+) -> Mapping[str, ModelProfile]:
     """The profiles with the engine's own figures: answers that are kept, and new ones if `asking`.
 
     Blocking. Raises LauncherError for a model whose files cannot be read."""
-    if not any(profile is not UNKNOWN for profile in profiles.values()) or stack.vllm is None:
-        return profiles
-    from launcher.engines.vllm.needs import Answers, answers_folder, ask, question_of  # noqa: PLC0415  heavy
-
-    try:
-        answers = Answers(answers_folder())
-    except LauncherError:  # a user without a home folder
-        return profiles
-    ends = time.monotonic() + asking.limit_s
-    found = dict(profiles)
-    for model in config.models:
-        if (question := question_of(model, config, stack, flags)) is None:
-            continue
-        answer = answers.get(question)
-        left_s = ends - time.monotonic()
-        if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
-            log.info("asking %s what model %s needs", question.engine, model.name)
-            answer = ask(question, limit_s=left_s, become=_instances_user(config))
-            answers.keep(question, answer)
-        if answer is not None:
-            found[model.name] = with_answer(found[model.name], answer, question.engine)
-    return found
+    if asking.limit_s:
+        asking = replace(asking, become=_instances_user(config))
+    return engine_type(config.engine.kind).answered(config, profiles, stack, flags, asking)
 
 
 def _instances_user(config: Config) -> tuple[str, ...]:
@@ -243,7 +208,7 @@ def instances_slice(config: Config) -> str | None:
 
 def deploy(config: Config, host: Host) -> Deployment:
     """Plan. The plan of another machine is as it would be with numactl and the engine in its PATH. Raises LauncherError."""
-    topology, stack, planning = host.topology, host.stack, planning_of(config.engine.kind)
+    topology, stack, planning = host.topology, host.stack, engine_type(config.engine.kind).planning
     zone_of(config.usage.zone)
     if host.here:
         from launcher.engines.numactl import probe_binding  # noqa: PLC0415  heavy
@@ -296,10 +261,9 @@ def _facts(stack: Stack, config: Config) -> Facts:
     kernel = read_settings()
     return Facts(
         transparent_hugepages=kernel.transparent_hugepages, numa_balancing=kernel.numa_balancing,
-        governors=kernel.governors, vllm=stack.vllm, torch=stack.torch, zentorch=stack.zentorch,
+        governors=kernel.governors,
         ld_preload=config.engine.env.get("LD_PRELOAD", os.environ.get("LD_PRELOAD")),
-        weight_prepack=os.environ.get(WEIGHT_PREPACK) if config.engine.runtime is Runtime.HOST else None,
-        kv_whole_gib=not stack.has(KV_CACHE_BYTES_SINCE),
+        engine=engine_type(config.engine.kind).facts(stack, config, os.environ),
     )  # fmt: skip
 
 
@@ -311,9 +275,9 @@ def compare_strategies(
     from launcher.plan.comparison import compare  # noqa: PLC0415  heavy
 
     topology = sysfs.read(slice_name=instances_slice(config)) if machine is None else machine
-    profiles = {} if cpus_only else read_profiles(config)
+    profiles: Mapping[str, ModelProfile] = {} if cpus_only else read_profiles(config)
     profiles = with_answers(config, profiles, _stack_here(config, NOT_ASKING), topology.cpu.flags, NOT_ASKING)
-    planning = planning_of(config.engine.kind)
+    planning = engine_type(config.engine.kind).planning
     return compare(topology, config, profiles, planning=planning, cpus_only=cpus_only)
 
 
@@ -335,21 +299,8 @@ def _shown(launch: Launch) -> dict[str, str]:
 
 
 def require_models(config: Config) -> None:
-    """Raise PassingError for a model of a custom server that is a path and not there: the server would end, and again.
-
-    vLLM's are read by `read_profiles`, which raises it too."""
-    engine = config.engine
-    asks = "model" in placeholders((*engine.command, *engine.args))
-    if engine.kind is not EngineKind.COMMAND or engine.runtime is not Runtime.HOST or not asks:
-        return
-    for model in config.models:
-        if Path(model.path).expanduser().is_absolute():
-            try:
-                model_files(model.path)
-            except PassingError:
-                raise
-            except LauncherError:  # its own user may be able to read it
-                continue
+    """Raise PassingError for a model that is not there yet and that nothing else looks for: see EngineType."""
+    engine_type(config.engine.kind).require_models(config)
 
 
 def read_files(config: Config, read: Read = read_model_json) -> dict[str, ModelFiles]:
@@ -363,13 +314,5 @@ def read_files(config: Config, read: Read = read_model_json) -> dict[str, ModelF
 
 
 def read_profiles(config: Config, read: Read = read_model_json) -> dict[str, ModelProfile]:
-    """The models' profiles, by name; empty where the engine is a command."""
-    if config.engine.kind is not EngineKind.VLLM:
-        return {}
-    from launcher.models.reader import read_profile  # noqa: PLC0415  heavy
-
-    overrides = json_of(config.engine.args, "--hf-overrides")
-    return {
-        model.name: read_profile(model.path, dtype_of(model, config), overrides, read)
-        for model in config.models
-    }
+    """The models' profiles, by name; empty where the engine reads none."""
+    return engine_type(config.engine.kind).profiles(config, read)

@@ -16,8 +16,8 @@ import msgspec
 import launcher
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
-from launcher.config.schema import EngineKind
 from launcher.daemon.deployment import Deployment
+from launcher.engines.make import engine_type
 from launcher.machine.hardware import Hardware, read_hardware
 from launcher.measure.bench.figures import LATENCIES, OUTPUT_TOKENS, Runs, by_load
 from launcher.measure.bench.result import ClientCost, Percentiles, Software
@@ -64,7 +64,7 @@ def hardware_of(deployment: Deployment, *, live: bool = True) -> Hardware:
 
 def software_of(deployment: Deployment) -> Software:
     stack, engine = deployment.stack, deployment.config.engine
-    name = "vllm" if engine.kind is EngineKind.VLLM else Path(engine.command[0]).name
+    name = engine_type(engine.kind).title(engine)
     image = f" in image {stack.image.removeprefix('sha256:')[:12]}" if stack.image else ""
     return Software(
         numa_launcher=launcher.__version__, engine=f"{name}{image}", vllm=stack.vllm, torch=stack.torch,

@@ -14,7 +14,7 @@ from launcher.base.build import build
 from launcher.base.cpuset import CpuSet
 from launcher.base.watched_file import FileState
 from launcher.engines.causes import Cause
-from launcher.engines.vllm.software import Stack
+from launcher.engines.software import Stack
 from launcher.instances.instance import eta
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State

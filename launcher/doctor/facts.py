@@ -6,23 +6,10 @@ from dataclasses import dataclass
 
 from launcher.base.build import Build
 from launcher.base.watched_file import FileState
+from launcher.engines.checks import Software, Trouble
 from launcher.engines.numactl import Binding
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
-
-
-@dataclass(frozen=True, slots=True)
-class Trouble:
-    """A failed probe: message and remedy of a LauncherError."""
-
-    message: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Compiler:
-    command: str
-    version: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +27,6 @@ class Kernel:
     """CAP_SYS_NICE is effective."""
     container: str | None = None
     """Kind of container; None outside of one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Software:
-    is_vllm: bool = True
-    """False for a custom command."""
-    command: str | None = None
-    """The command that starts it; None when not found."""
-    trouble: Trouble | None = None
-    """Why it cannot be started."""
-    vllm: str | None = None
-    torch: str | None = None
-    zentorch: str | None = None
-    cpu_build: bool | None = None
-    """Whether vLLM was built for CPUs; None: unknown."""
-    tcmalloc: str | None = None
-    tcmalloc_off: bool = False
-    """Switched off by the configuration."""
-    openmp: tuple[str, ...] = ()
-    """Paths of OpenMP runtimes, the engine's own first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +50,6 @@ class Facts:
     """Permissions of numactl; None without numactl."""
     binding_trouble: Trouble | None
     software: Software
-    compiler: Compiler | None
     kernel: Kernel
     build: Build = "python"
     """Which code of numa-launcher itself runs."""

@@ -8,8 +8,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
-from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,12 +18,12 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, TimedOutError, timed_out
 from launcher.base.files import state_folder
 from launcher.base.watched_file import FileState, WatchedFile, unusable
-from launcher.config.schema import Engine, EngineKind, Proxy
-from launcher.doctor.checks import Matrix
-from launcher.doctor.facts import Compiler, Facts, Kernel, Software, Trouble
+from launcher.config.schema import Engine, Proxy
+from launcher.doctor.facts import Facts, Kernel
+from launcher.engines.checks import Check, Compiler, Software, Trouble
+from launcher.engines.make import engine_type, probe_stack
 from launcher.engines.numactl import Binding, probe_binding
-from launcher.engines.probe_stack import find_tcmalloc, probe_stack
-from launcher.engines.vllm.software import Stack
+from launcher.engines.software import Stack, find_tcmalloc
 from launcher.keys.api_keys import ApiKeys
 from launcher.machine import sysfs
 from launcher.machine.hardware import read_host, read_settings
@@ -52,8 +52,9 @@ def gather(engine: Engine, root: Path = Path("/"), proxy: Proxy | None = None) -
         return Facts(
             host=host.result(), topology=topology,
             binding=binding if isinstance(binding, Binding) else None,
-            binding_trouble=binding if isinstance(binding, Trouble) else None, software=software.result(),
-            compiler=compiler.result(), kernel=read_kernel(root), build=build(), measured=_measured_layout(),
+            binding_trouble=binding if isinstance(binding, Trouble) else None,
+            software=replace(software.result(), compiler=compiler.result()),
+            kernel=read_kernel(root), build=build(), measured=_measured_layout(),
             files=() if proxy is None else tuple(read_files(proxy, time.time())),
         )  # fmt: skip
 
@@ -92,10 +93,9 @@ def _measured_layout() -> str | None:
     return f"{latest.measured_at[:10]}: {what}"
 
 
-def read_matrix() -> Matrix:
-    return Matrix.parse(
-        (resources.files("launcher.doctor") / "compatibility.toml").read_text(encoding="utf-8")
-    )
+def checks_of(engine: Engine) -> tuple[Check, ...]:
+    """The checks on the software of an engine."""
+    return engine_type(engine.kind).checks()
 
 
 def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
@@ -110,19 +110,19 @@ def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
 
 def find_software(engine: Engine) -> Software:
     """The engine that `serve` would start, or why it cannot."""
-    is_vllm = engine.kind is EngineKind.VLLM
     try:
         stack = probe_stack(engine)
     except TimedOutError:
         raise
     except LauncherError as error:
-        tcmalloc = find_tcmalloc("auto") if is_vllm and engine.tcmalloc == "auto" else None
+        preloads = engine_type(engine.kind).preloads and engine.tcmalloc == "auto"
         return Software(
-            is_vllm=is_vllm, trouble=Trouble(error.message, error.remedy), tcmalloc=tcmalloc, openmp=_system_openmp(),
+            trouble=Trouble(error.message, error.remedy), tcmalloc=find_tcmalloc("auto") if preloads else None,
+            openmp=_system_openmp(),
             tcmalloc_off=engine.tcmalloc == "off",
         )  # fmt: skip
     return Software(
-        is_vllm=is_vllm, command=" ".join(stack.command), vllm=stack.vllm, torch=stack.torch,
+        command=" ".join(stack.command), vllm=stack.vllm, torch=stack.torch,
         zentorch=stack.zentorch, cpu_build=stack.cpu_build, tcmalloc=stack.tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
         openmp=(*_own_openmp(stack), *_system_openmp()),
     )  # fmt: skip

@@ -3,7 +3,7 @@
     [engine] --probe_stack--> Stack ---+
     numactl  --probe_binding-> Binding +--make_engine--> Engine --launch(slot)--> Launch (--containers--> Launch)
 
-vllm/ knows vLLM; log and causes say how any engine's output is read. Effects live in probe_stack, numactl, make,
-vllm/needs and the programs (tiny_model, vllm/cpu_wheel, vllm/needs_program); the rest is pure but for small files of the
-model's folder. Nothing here imports torch or vllm.
+vllm/ knows vLLM; make tells kinds apart; log and causes say how any engine's output is read. Effects live in software,
+numactl, make, vllm/installed, vllm/needs and the programs (tiny_model, build_jobs, vllm/cpu_wheel, vllm/needs_program);
+the rest is pure but for small files of the model's folder. Nothing here imports torch or vllm.
 """

@@ -153,6 +153,18 @@ class Launch:
         return {name: value for name, value in self.env.items() if name in self.secrets}
 
 
+@dataclass(frozen=True, slots=True)
+class Asking:
+    """Whether the engine is asked what models need. Answers that are kept are used without asking."""
+
+    limit_s: float = 0.0
+    """Seconds for all questions together; 0: none is asked."""
+    again: bool = False
+    """Also questions that the engine did not answer before."""
+    become: tuple[str, ...] = ()
+    """A command that runs the command after it as the instances' user; empty where this process is not root's."""
+
+
 class Engine(Protocol):
     @property
     def wants_completion_probe(self) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Final
 
-from launcher.config.engine_arguments import flag_of
 from launcher.plan.plan import Finding, Rule, Subject, warning
 
 _LLAMA_SERVER: Final = "llama-server"
@@ -29,9 +28,13 @@ def slots_of(argv: Sequence[str], env: Mapping[str, str]) -> int | None:
         return None
     text = env.get(_PARALLEL_ENV, "")
     for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if flag_of(word) in _PARALLEL:
+        if _option(word) in _PARALLEL:
             text = word.partition("=")[2] or following
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
+
+
+def _option(word: str) -> str:
+    return word.partition("=")[0]
 
 
 def _argv(subject: Subject) -> tuple[str, ...]:
@@ -41,7 +44,7 @@ def _argv(subject: Subject) -> tuple[str, ...]:
 def numa_argument(subject: Subject) -> Iterator[Finding]:
     """With --numa and several nodes, ggml widens the mask of its threads to all cpus after computing
     (ggml/src/ggml-cpu/ggml-cpu.c, clear_numa_thread_affinity, build 11434). Without it the mask is unchanged."""
-    by_argument = any(flag_of(word) == "--numa" for word in _argv(subject))
+    by_argument = any(_option(word) == "--numa" for word in _argv(subject))
     name = "--numa" if by_argument else "LLAMA_ARG_NUMA"
     if by_argument or name in subject.config.engine.env:
         yield warning(
@@ -55,7 +58,7 @@ def numa_argument(subject: Subject) -> Iterator[Finding]:
 def threads_argument(subject: Subject) -> Iterator[Finding]:
     """llama.cpp counts the machine's cores, not the affinity mask's (common/common.cpp, common_cpu_get_num_math)."""
     argv = _argv(subject)
-    told = any(flag_of(word) in _THREADS for word in argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
+    told = any(_option(word) in _THREADS for word in argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
     if not told and is_llama_server(argv):
         yield warning(
             "threads-not-told",

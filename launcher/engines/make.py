@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
-from launcher.engines import command
-from launcher.engines.base import Engine
-from launcher.engines.command import LOOPBACK, CommandEngine
+from launcher.config.schema import Engine as EngineConfig
+from launcher.engines import checks, command
+from launcher.engines.base import Asking, Engine
+from launcher.engines.checks import Check
+from launcher.engines.command import LOOPBACK, CommandEngine, placeholders
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.software import Stack, find_program, find_tcmalloc, probe_image
+from launcher.engines.vllm import arguments, installed, needs, rules_model
+from launcher.engines.vllm import checks as vllm_checks
 from launcher.engines.vllm import planning as vllm
 from launcher.engines.vllm.launch import VllmEngine
-from launcher.engines.vllm.software import Stack
-from launcher.plan.plan import Planning
+from launcher.models.identity import model_files
+from launcher.models.profile import ModelProfile
+from launcher.models.weight_files import Read
+from launcher.plan.plan import Finding, Planning
 
 # sockaddr_un.sun_path is 108 bytes with its NUL.
 MAX_SOCKET_PATH: Final = 107
@@ -63,15 +70,82 @@ class Parts:
     """`path` of each model that is here, to its absolute path."""
 
 
+def _probe_command(engine: EngineConfig) -> Stack:
+    """A custom server gets an allocator only when its path is configured."""
+    tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
+    return Stack(command=(find_program(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
+
+
+def _no_profiles(_config: Config, _read: Read) -> dict[str, ModelProfile]:
+    return {}
+
+
+def _unasked(
+    _config: Config,
+    profiles: Mapping[str, ModelProfile],
+    _stack: Stack,
+    _flags: frozenset[str],
+    _asking: Asking,
+) -> Mapping[str, ModelProfile]:
+    return profiles
+
+
+def _no_doubts(_name: str, _profile: ModelProfile) -> Iterator[Finding]:
+    return iter(())
+
+
+def _wait_for_models(config: Config) -> None:
+    """A path that is not there would end the server, again and again."""
+    engine = config.engine
+    if engine.runtime is not Runtime.HOST or "model" not in placeholders((*engine.command, *engine.args)):
+        return
+    for model in config.models:
+        if Path(model.path).expanduser().is_absolute():
+            try:
+                model_files(model.path)
+            except PassingError:
+                raise
+            except LauncherError:  # its own user may be able to read it
+                continue
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineType:
-    """One kind of engine."""
+    """One kind of engine: what else differs between kinds, beside a running engine's own (`Engine`)."""
 
     planning: Planning
     make: Callable[[Config, Parts], Engine]
     """An engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
     is_local: Callable[[Path], bool] = Path.exists
     """Whether a model's path is one on this host that the engine reads."""
+    title: Callable[[EngineConfig], str] = lambda engine: Path(engine.command[0]).name
+    """Its name in a measurement."""
+    probe: Callable[[EngineConfig], Stack] = _probe_command
+    """The software on this host. Raises LauncherError when it cannot be started."""
+    preloads: bool = False
+    """engine.tcmalloc = "auto" searches for the allocator."""
+    checks: Callable[[], tuple[Check, ...]] = lambda: (checks.command,)
+    """The checks of `doctor` on its software."""
+    require_models: Callable[[Config], None] = _wait_for_models
+    """Raises PassingError for a model that is not there yet. Those with profiles are looked for when these are read."""
+    profiles: Callable[[Config, Read], dict[str, ModelProfile]] = _no_profiles
+    """Profiles of the models whose files are here, by name. Raises LauncherError for one that cannot be read, PassingError
+    where it may come by itself."""
+    answered: Callable[
+        [Config, Mapping[str, ModelProfile], Stack, frozenset[str], Asking],
+        Mapping[str, ModelProfile],
+    ] = _unasked
+    """Profiles with the engine's own figures, as needs.answered."""
+    facts: Callable[[Stack, Config, Mapping[str, str]], Mapping[str, str]] = (
+        lambda _stack, _config, _environ: {}
+    )
+    """What its rules want to know of software and environment variables (`plan.Facts.engine`)."""
+    has_answers: Callable[[], bool] = lambda: False
+    """Whether it was asked what models need, by this user."""
+    doubts: Callable[[str, ModelProfile], Iterator[Finding]] = _no_doubts
+    """The reasons against a start of a model, by its name and answered profile."""
+    overriding: Callable[[Sequence[str], Iterable[str]], tuple[int, ...]] = lambda _args, _keys: ()
+    """Indices of the words of engine.args that override these keys of [[models]]."""
 
 
 def _make_vllm(config: Config, parts: Parts) -> VllmEngine:
@@ -94,14 +168,24 @@ def _make_command(config: Config, parts: Parts) -> CommandEngine:
 
 
 TYPES: Final[dict[EngineKind, EngineType]] = {
-    EngineKind.VLLM: EngineType(planning=vllm.PLANNING, make=_make_vllm, is_local=Path.is_dir),
+    EngineKind.VLLM: EngineType(
+        planning=vllm.PLANNING, make=_make_vllm, is_local=Path.is_dir, title=lambda _: "vllm", probe=installed.probe,
+        preloads=True, checks=vllm_checks.checks, require_models=lambda _: None, profiles=needs.read_profiles,
+        answered=needs.answered, has_answers=needs.has_answers, doubts=rules_model.doubts_of,
+        overriding=arguments.overriding, facts=vllm.facts_of,
+    ),
     EngineKind.COMMAND: EngineType(planning=command.PLANNING, make=_make_command),
-}
+}  # fmt: skip
 
 
-def planning_of(kind: EngineKind) -> Planning:
-    """The planning of the engines of a kind."""
-    return TYPES[kind].planning
+def engine_type(kind: str) -> EngineType:
+    """The engines of a kind, by its name in the configuration."""
+    return TYPES[EngineKind(kind)]
+
+
+def probe_stack(engine: EngineConfig) -> Stack:
+    """The software behind `[engine]`. Raises LauncherError when it cannot be started."""
+    return engine_type(engine.kind).probe(engine) if engine.runtime is Runtime.HOST else probe_image(engine)
 
 
 def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:

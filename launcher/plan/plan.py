@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from launcher.base.cpuset import CpuSet
@@ -280,14 +280,8 @@ class Facts:
     """cpufreq governors in use; None where the kernel leaves the frequency to the firmware or hypervisor."""
     ld_preload: str | None = None
     """LD_PRELOAD as the instances will have it."""
-    vllm: str | None = None
-    torch: str | None = None
-    zentorch: str | None = None
-    weight_prepack: str | None = None
-    """VLLM_ZENTORCH_WEIGHT_PREPACK as the instances inherit it; None when not set or not passed on."""
-    kv_whole_gib: bool = False
-    """This vLLM takes its KV cache in whole GiB only (VLLM_CPU_KVCACHE_SPACE; engines/stack.py knows since when
-    it takes bytes)."""
+    engine: Mapping[str, str] = field(default_factory=dict)
+    """Versions and variables of the engine's software, by names that its own rules know."""
 
 
 NO_FACTS: Final = Facts()
@@ -332,6 +326,8 @@ class Planning:
     """Those about this engine, in their order, beside those about any plan."""
     binds_itself: bool = False
     """Each of its ranks takes memory of one node only, whatever it is bound to."""
+    far_memory: str = ""
+    """The reason why its instances do not start on the cpus of a node without memory, for a message; empty where they do."""
     demand: Callable[[Slot, tuple[int, ...], Config, ModelProfile, Facts], Demand] | None = None
     """The memory of one slot, by the memory node of each rank. Raises LauncherError for a size that cannot be read. None for
     an engine that is not told how much memory it takes: nothing is planned then."""

@@ -228,7 +228,7 @@ def _place(
                     socket=cores[0].key.socket,
                     node=node if topology.has_numa else None,
                     cpus=_cpus(cores, use_smt=config.layout.use_smt),
-                    membind=_membind(nodes, topology, targets, findings, alone=planning.binds_itself),
+                    membind=_membind(nodes, topology, targets, findings, planning=planning),
                     omp_cpus=omp,
                     remote=topology.has_numa and any(targets[its] != its for its in nodes),
                 ),
@@ -317,10 +317,10 @@ def _membind(
     targets: Mapping[int, int | None],
     findings: list[Finding],
     *,
-    alone: bool,
+    planning: Planning,
 ) -> CpuSet:
     """The memory nodes for cores of `nodes`: each node itself, or the one that `memory_nodes` found; all nodes that the
-    kernel emulates with it, but for an engine that binds itself to one (`alone`)."""
+    kernel emulates with it, but for an engine that binds itself to one (`binds_itself`)."""
     if not topology.has_numa:
         return CpuSet()
     bound: set[int] = set()
@@ -335,27 +335,25 @@ def _membind(
                 "node with memory in common",
             )
         elif target != node:
-            finding = _remote(node, target, topology, alone=alone)
+            finding = _remote(node, target, topology, planning.far_memory)
         else:
             finding = None
         if target is not None:
             bound.add(target)
-            if not alone:
+            if not planning.binds_itself:
                 bound |= set(topology.emulated_with(target) & topology.allowed_nodes)
         if finding is not None and finding not in findings:
             findings.append(finding)
     return CpuSet(bound)
 
 
-def _remote(node: int, target: int, topology: Topology, *, alone: bool) -> Finding:
-    """vLLM 0.32 compares its KV cache with the free memory of the node of its cpus, wherever it is bound
-    (v1/worker/cpu_worker.py, determine_available_memory): 0 where the node has none."""
+def _remote(node: int, target: int, topology: Topology, far_memory: str) -> Finding:
     empty = topology.node(node).memory_bytes == 0
-    if empty and alone:
+    if empty and far_memory:
         return warning(
             "remote-memory",
-            f"node {node} has no memory: its instances are bound to node {target}, the nearest node with memory, but vLLM "
-            "0.32 does not start there: it compares its KV cache with the free memory of the cpus' own node",
+            f"node {node} has no memory: its instances are bound to node {target}, the nearest node with memory, but "
+            f"{far_memory}",
             f"exclude node {node} with models.nodes or layout.cpus, or add memory to it",
         )
     return warning(

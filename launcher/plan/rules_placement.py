@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from launcher.base.cpuset import CpuSet
-from launcher.base.text import format_size
 from launcher.plan.plan import Finding, Rule, Subject, violation, warning
 from launcher.plan.zones import quota_cpus, threads_of, usable_cores
 
@@ -52,22 +50,6 @@ def contradictory_firmware(subject: Subject) -> Iterator[Finding]:
             "update the firmware (BIOS) or the virtual machine's description of its cpus; compare with lstopo, and "
             "verify with numa-launcher verify",
         )
-
-
-def emulated_nodes(subject: Subject) -> Iterator[Finding]:
-    """Memory of one node, cut by the kernel. vLLM's worker binds to one node (v1/worker/cpu_worker.py, 0.32,
-    init_cpu_memory_env); a command of one's own is bound to all of them."""
-    for group in subject.topology.emulated:
-        used = subject.plan.slots and {node for slot in subject.plan.slots for node in slot.placement.membind}
-        idle = CpuSet(node for node in group if used and node not in used)
-        if idle:
-            size = sum(subject.topology.node(node).memory_bytes for node in idle)
-            yield warning(
-                "emulated-nodes",
-                f"the kernel emulates nodes {group} (numa=fake): they are one node with the same cpus, but vLLM binds an "
-                f"instance to one of them, so that {format_size(size)} of nodes {idle} are not used",
-                "boot without numa=fake: numa=off on the kernel's command line makes one node of them",
-            )
 
 
 def narrow_cpuset(subject: Subject) -> Iterator[Finding]:
@@ -119,6 +101,6 @@ def _stopped(used: int, quota: Fraction) -> int:
 
 
 PLACEMENT_RULES: Final[tuple[Rule, ...]] = (
-    contradictory_firmware, emulated_nodes, duplicate_names, use_smt, no_numa, narrow_cpuset,
+    contradictory_firmware, duplicate_names, use_smt, no_numa, narrow_cpuset,
     cpu_quota,
 )  # fmt: skip

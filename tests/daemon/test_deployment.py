@@ -23,7 +23,8 @@ from launcher.daemon.deployment import (
     require_models,
 )
 from launcher.daemon.rollout import Step, compare
-from launcher.engines.vllm.software import Stack
+from launcher.engines.software import Stack
+from launcher.engines.vllm.settings import WEIGHT_PREPACK
 from launcher.instances.state_file import Record, StateFile
 from launcher.machine.named import find_topology
 
@@ -31,12 +32,12 @@ MODELS = (Model(name="m", path="/m"),)
 
 
 def test_what_the_instances_inherit_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_ZENTORCH_WEIGHT_PREPACK", "0")
+    monkeypatch.setenv(WEIGHT_PREPACK, "0")
     stack = Stack(command=("vllm",))
-    assert _facts(stack, Config(models=MODELS)).weight_prepack == "0"
+    assert _facts(stack, Config(models=MODELS)).engine == {WEIGHT_PREPACK: "0"}
     # A container gets what is named, and none of the daemon's own variables.
     contained = Config(models=MODELS, engine=Engine(runtime=Runtime.PODMAN, image="x"))
-    assert _facts(stack, contained).weight_prepack is None
+    assert _facts(stack, contained).engine == {}
 
 
 def deployment_of(folder: Path, *args: str, **model: int) -> Deployment:

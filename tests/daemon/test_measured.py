@@ -14,7 +14,7 @@ from support.verdicts import BEST
 from launcher.config.schema import Config, Control, Engine, EngineKind, Layout, Model
 from launcher.daemon.deployment import Deployment, build_deployment
 from launcher.daemon.measured import fingerprint_of, model_fingerprint, software_of, with_measured_layout
-from launcher.engines.vllm.software import Stack
+from launcher.engines.software import Stack
 from launcher.machine.named import find_topology
 from launcher.measure.tune.remembered import BestLayout, cpus_of, remember
 

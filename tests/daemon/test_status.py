@@ -9,7 +9,7 @@ from support.slots import Setup, seen
 
 from launcher.daemon.status import daemon_values, failure_values, on_clock, slot_values
 from launcher.engines.log import PLAIN_LOG
-from launcher.engines.vllm.software import Stack
+from launcher.engines.software import Stack
 from launcher.instances.diagnosis import cause_names
 from launcher.instances.slot_state import StartRequested, State
 from launcher.telemetry import machine_metrics as names

@@ -12,14 +12,16 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
 from launcher.base.watched_file import FileCondition, FileState
 from launcher.doctor.checks import examine
-from launcher.doctor.facts import AskedModel, Compiler, Facts, Kernel, Software, Trouble
-from launcher.doctor.gather import read_matrix
-from launcher.doctor.rows import Report, Tier, Verdict
+from launcher.doctor.facts import AskedModel, Facts, Kernel
+from launcher.engines.checks import Compiler, Software, Trouble
+from launcher.engines.make import engine_type
 from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.vllm.checks import checks
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Core, CoreKey, CpuInfo, CpusApart, NumaNode, Socket, Topology
+from launcher.plan.check_rows import Report, Tier, Verdict
 
-MATRIX = read_matrix()
+CHECKS = checks()
 ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
 
 
@@ -41,7 +43,7 @@ TOPOLOGY = Topology(
 HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
 SOFTWARE = Software(
     command="/venv/bin/vllm", vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1", tcmalloc="/lib/libtcmalloc.so",
-    openmp=("/venv/libgomp.so",),
+    openmp=("/venv/libgomp.so",), compiler=Compiler("/usr/bin/g++", "13.2.0"),
 )  # fmt: skip
 KERNEL = Kernel("always", False, frozenset({"performance"}), False, True, None)
 GOOD = Facts(
@@ -50,7 +52,6 @@ GOOD = Facts(
     binding=Binding(MemPolicy.MEMBIND, numactl="/usr/bin/numactl"),
     binding_trouble=None,
     software=SOFTWARE,
-    compiler=Compiler("/usr/bin/g++", "13.2.0"),
     kernel=KERNEL,
 )
 
@@ -76,7 +77,7 @@ def test_files(state: FileCondition, why: str, verdict: Verdict) -> None:
 
 
 def look(**changes: Any) -> Report:
-    return examine(replace(GOOD, **changes), MATRIX)
+    return examine(replace(GOOD, **changes), CHECKS)
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -161,18 +162,16 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (kernel(governors=frozenset({"powersave", "performance"})), "governor", WARN, BEST, "performance, powersave"),
         (software(tcmalloc=None), "tcmalloc", WARN, LESS, "not found"),
         (software(tcmalloc=None, tcmalloc_off=True), "tcmalloc", WARN, LESS, "switched off"),
-        (software(tcmalloc=None, is_vllm=False), "tcmalloc", OK, BEST, "not set"),
         (software(openmp=()), "openmp", WARN, LESS, "no OpenMP"),
         (software(trouble=Trouble("cannot find vLLM", "install it")), "vllm", FAIL, LEAST, "cannot find vLLM"),
         (software(vllm=None), "vllm", WARN, BEST, "unknown version"),
         (software(cpu_build=False), "vllm-build", FAIL, LEAST, "vLLM 0.32.0 is no CPU build"),
-        (software(is_vllm=False), "engine", OK, BEST, "custom command: /venv/bin/vllm"),
         (software(torch="2.11.0", zentorch=None), "versions", WARN, LESS, "built against"),
         (software(zentorch=None), "zentorch", WARN, LESS, "not installed"),
         (software(zentorch=None, vllm="9.9"), "zentorch", WARN, LESS, "not installed"),
         (software(zentorch=None, vllm=None), "zentorch", WARN, LESS, "not installed"),
-        ({"compiler": None}, "compiler", WARN, LESS, "no C++ compiler"),
-        ({"compiler": Compiler("g++", "12.2.0")}, "compiler", OK, BEST, "sufficient to serve"),
+        (software(compiler=None), "compiler", WARN, LESS, "no C++ compiler"),
+        (software(compiler=Compiler("g++", "12.2.0")), "compiler", OK, BEST, "sufficient to serve"),
     ],
 )  # fmt: skip
 def test_one_thing_is_different(
@@ -190,9 +189,13 @@ def test_advice_for_several_nodes_per_socket() -> None:
     assert "NPS2" in next(row for row in rows if row.check == "numa").remedy
 
 
-def test_a_command_of_ones_own_has_no_zentorch_nor_openmp_row() -> None:
-    checks = {row.check for row in look(**software(is_vllm=False, openmp=())).rows}
-    assert not checks & {"zentorch", "openmp", "versions", "vllm"}
+def test_a_command_of_ones_own_has_rows_of_its_own() -> None:
+    """vLLM's compiler, libraries and versions are none of its business, and do not make it slow."""
+    report = examine(replace(GOOD, software=Software(command="/bin/server")), engine_type("command").checks())
+    rows = {row.check: row for row in report.rows}
+    assert not rows.keys() & {"zentorch", "openmp", "versions", "vllm", "compiler", "build-jobs"}
+    assert rows["engine"].fact == "custom command: /bin/server"
+    assert (rows["tcmalloc"].verdict, report.tier) == (Verdict.OK, Tier.OPTIMISED)
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,16 @@ from support.certificates import certify
 from launcher.base.errors import TimedOutError
 from launcher.base.watched_file import FileCondition
 from launcher.config.schema import Engine, EngineKind, Overflow, Proxy
-from launcher.doctor.facts import Compiler, Kernel
+from launcher.doctor.facts import Kernel
 from launcher.doctor.gather import find_compiler, find_software, gather, read_files, read_kernel
+from launcher.engines.checks import Compiler
 
 
 def test_this_host() -> None:
     facts = gather(Engine())
     assert facts.host.vendor
     assert facts.topology.online
-    assert facts.compiler is not None, "scripts/test installs g++"
+    assert facts.software.compiler is not None, "scripts/test installs g++"
     assert facts.kernel.seccomp is not None
 
 
@@ -31,7 +32,7 @@ def test_a_host_without_numactl(monkeypatch: pytest.MonkeyPatch) -> None:
     assert facts.binding is None
     assert facts.binding_trouble is not None
     assert "no command 'numactl'" in facts.binding_trouble.message
-    assert facts.compiler is None
+    assert facts.software.compiler is None
 
 
 def test_the_files_of_a_configuration(tmp_path: Path) -> None:
@@ -155,7 +156,7 @@ def test_an_engine_that_is_not_there() -> None:
     assert found.trouble is not None
     assert "no command '/no/such/vllm'" in found.trouble.message
     own = find_software(Engine(kind=EngineKind.COMMAND, command=("/no/such/server", "{uds}")))
-    assert (own.is_vllm, own.tcmalloc) == (False, None)
+    assert own.tcmalloc is None
     assert own.trouble is not None
 
 

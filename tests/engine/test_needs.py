@@ -14,7 +14,7 @@ from support import asked_many, published_models
 from support.model_folders import write_safetensors
 
 from launcher.config.schema import Config, Model
-from launcher.engines.probe_stack import probe_stack
+from launcher.engines.make import probe_stack
 from launcher.engines.vllm import needs_program
 from launcher.engines.vllm.demand import pool_for
 from launcher.engines.vllm.needs import ENVIRONMENT, ask, question_of

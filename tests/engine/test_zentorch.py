@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(2400)]
 
 VARIABLE = "NUMA_LAUNCHER_TEST_ZENTORCH"
 """A folder with zentorch and what it imports, as pip install --target makes it."""
-# For vLLM 0.32 with torch 2.13.0 (launcher/doctor/compatibility.toml).
+# For vLLM 0.32 with torch 2.13.0 (launcher/engines/vllm/compatibility.toml).
 PACKAGES = ("zentorch==2.13.0.1", "deprecated", "wrapt")
 TOKENS = 24
 

@@ -13,8 +13,8 @@ from launcher.engines.base import Launch, secret_names, shell_lines
 from launcher.engines.command import CommandEngine
 from launcher.engines.containers import OOM_LINE, ContainedEngine, Volume, Wrapping
 from launcher.engines.numactl import Binding
+from launcher.engines.software import Stack
 from launcher.engines.vllm.launch import VllmEngine
-from launcher.engines.vllm.software import Stack
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]

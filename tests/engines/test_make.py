@@ -10,11 +10,13 @@ import pytest
 
 from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
+from launcher.engines.base import Asking
 from launcher.engines.command import CommandEngine
-from launcher.engines.make import cache_dir, free_loopback_port, make_engine, read_token
+from launcher.engines.make import cache_dir, engine_type, free_loopback_port, make_engine, read_token
 from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.software import Stack
 from launcher.engines.vllm.launch import VllmEngine
-from launcher.engines.vllm.software import Stack
+from launcher.models.profile import UNKNOWN
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
@@ -163,3 +165,15 @@ def test_a_container_shares_the_hosts_downloads(
     words = engine.launch(make_slot(path="org/model"), 1).argv
     assert words[0] == "docker", "another machine's"
     assert {"--volume=/srv/hub:/srv/hub", "--env=HF_HOME=/srv/hub"} <= set(words)
+
+
+def test_a_command_is_asked_about_no_model() -> None:
+    setting = config(kind=EngineKind.COMMAND, command=("serve", "{uds}"))
+    its, profiles = engine_type(EngineKind.COMMAND), {"m": UNKNOWN}
+    asking = Asking(60.0, again=True)
+    assert (
+        its.answered(setting, profiles, Stack(command=("vllm",), vllm="0.32"), frozenset(), asking)
+        is profiles
+    )
+    assert not its.has_answers()
+    assert list(its.doubts("m", UNKNOWN)) == []

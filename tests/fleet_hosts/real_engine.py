@@ -18,7 +18,7 @@ from typing import Any, Final
 from chaos.clients import CHAT, COMPLETIONS, SUBJECTS
 from chaos.wire import Wire
 
-from launcher.engines.probe_stack import interpreter_of
+from launcher.engines.vllm.installed import interpreter_of
 
 # Fewer than those of tests/chaos: each is asked once before the load begins.
 NUMBERS: Final = 4

@@ -32,9 +32,16 @@ OLD = CpuInfo("GenuineIntel", "Xeon E5", 6, frozenset({"sse2", "avx2"}))
 OLDER = CpuInfo("GenuineIntel", "", 6, frozenset({"sse2"}))
 GOOD = Facts(
     transparent_hugepages="always", numa_balancing=False, governors=frozenset({"performance"}),
-    ld_preload="/lib/libtcmalloc_minimal.so.4", vllm="0.32.0", torch="2.13.0", zentorch="2.13.0.1",
+    ld_preload="/lib/libtcmalloc_minimal.so.4",
+    engine={"vllm": "0.32.0", "torch": "2.13.0", "zentorch": "2.13.0.1"},
 )  # fmt: skip
+OLD_VLLM = replace(GOOD, engine={**GOOD.engine, "vllm": "0.17.1"})
+"""It takes a KV cache in whole GiB only."""
 NODES = Machine(nodes=2, cores=8)
+
+
+def facts_of(**engine: str) -> Facts:
+    return replace(GOOD, engine={**GOOD.engine, **engine})
 
 
 def findings(
@@ -80,20 +87,20 @@ def findings(
         {"env": {"VLLM_USE_AOT_COMPILE": "1"}, "args": ("--enforce-eager",)},
         {"env": {"VLLM_USE_AOT_COMPILE": "0"}},
         {"facts": replace(GOOD, numa_balancing=True)},
-        {"facts": replace(GOOD, kv_whole_gib=True)},
-        {"facts": replace(GOOD, kv_whole_gib=True), "kv_cache": "2GiB"},
+        {"facts": OLD_VLLM},
+        {"facts": OLD_VLLM, "kv_cache": "2GiB"},
         {"env": {"LD_PRELOAD": "libgomp.so"}, "facts": replace(GOOD, ld_preload="libiomp5.so")},
         {"args": ("--kv-cache-dtype", "fp8"), "cpu": SKYLAKE, "dtype": "float32"},
         {"args": ("--kv-cache-dtype", "fp8"), "facts": NO_FACTS},
         {"args": ("--kv-cache-dtype", "bfloat16"), "profile": replace(PROFILE, kv_cache_dtype="fp8")},
         {"weight_prepack": False},
         {"weight_prepack": False, "profile": TIED, "cpu": SKYLAKE, "dtype": "float16"},
-        {"weight_prepack": True, "profile": TIED, "facts": replace(GOOD, weight_prepack="0")},
+        {"weight_prepack": True, "profile": TIED, "facts": facts_of(**{PREPACK: "0"})},
         {"weight_prepack": False, "profile": TIED, "env": {PREPACK: "1"}},
         {"profile": TIED, "env": {PREPACK: "no number"}},
-        {"profile": TIED, "facts": replace(GOOD, weight_prepack="1")},
+        {"profile": TIED, "facts": facts_of(**{PREPACK: "1"})},
         {"profile": replace(PROFILE, sources=("config", "defaults"))},
-        {"profile": replace(PROFILE, sources=("config",)), "facts": replace(GOOD, vllm="0.33.1")},
+        {"profile": replace(PROFILE, sources=("config",)), "facts": facts_of(vllm="0.33.1")},
         {"profile": replace(PROFILE, assumed=("max_position_embeddings",)), "max_model_len": 2048},
         {"profile": replace(LATENT, architecture="DeepseekV4ForCausalLM", layers=(FULL,))},
     ],
@@ -126,7 +133,7 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
         (
             {
                 "profile": replace(PROFILE, sources=("config", "defaults")),
-                "facts": replace(GOOD, vllm="0.33.1"),
+                "facts": facts_of(vllm="0.33.1"),
             },
             ("warning", "class-defaults"),
         ),
@@ -163,10 +170,10 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
             ("violation", "tied-without-prepack"),
         ),
         (
-            {"facts": replace(GOOD, weight_prepack="0"), "profile": TIED},
+            {"facts": facts_of(**{PREPACK: "0"}), "profile": TIED},
             ("violation", "tied-without-prepack"),
         ),
-        ({"facts": replace(GOOD, kv_whole_gib=True), "kv_cache": "1.5GiB"}, ("warning", "kv-not-whole-gib")),
+        ({"facts": OLD_VLLM, "kv_cache": "1.5GiB"}, ("warning", "kv-not-whole-gib")),
         (
             {"args": ("--disable-hybrid-kv-cache-manager",), "profile": HYBRID},
             ("warning", "sliding-window-full"),
@@ -180,7 +187,7 @@ def test_a_clean_plan_has_no_findings(case: dict[str, Any]) -> None:
         ({"cpu": SKYLAKE}, ("warning", "no-avx512-bf16")),
         ({"cpu": INTEL, "dtype": "float32"}, ("warning", "amx-unused")),
         ({"cpu": INTEL, "args": ("--enforce-eager",)}, ("warning", "amx-eager")),
-        ({"facts": replace(GOOD, zentorch=None)}, ("warning", "no-zentorch")),
+        ({"facts": replace(GOOD, engine={"vllm": "0.32.0"})}, ("warning", "no-zentorch")),
         ({"facts": replace(GOOD, transparent_hugepages="never")}, ("warning", "no-hugepages")),
         ({"facts": replace(GOOD, transparent_hugepages="madvise")}, ("warning", "no-hugepages")),
         ({"facts": replace(GOOD, numa_balancing=True), "machine": NODES}, ("warning", "numa-balancing")),

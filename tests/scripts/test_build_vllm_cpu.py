@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.doctor.build_jobs import available_bytes, build_jobs
+from launcher.engines.build_jobs import available_bytes, build_jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 

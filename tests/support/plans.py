@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launcher.config.schema import Config
-from launcher.engines.make import planning_of
+from launcher.engines.make import engine_type
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
 from launcher.plan import comparison, planner
@@ -20,7 +20,7 @@ def make_plan(
     facts: Facts = NO_FACTS,
     **more: Any,
 ) -> Plan:
-    planning = planning_of(config.engine.kind)
+    planning = engine_type(config.engine.kind).planning
     return planner.make_plan(topology, config, profiles, facts, planning=planning, **more)
 
 
@@ -32,12 +32,12 @@ def lint(
     facts: Facts = NO_FACTS,
     **more: Any,
 ) -> tuple[Finding, ...]:
-    planning = planning_of(config.engine.kind)
+    planning = engine_type(config.engine.kind).planning
     return planner.lint(plan, topology, config, profiles, facts, planning=planning, **more)
 
 
 def compare(
     topology: Topology, config: Config, profiles: Mapping[str, ModelProfile], **more: Any
 ) -> tuple[comparison.Column, ...]:
-    planning = planning_of(config.engine.kind)
+    planning = engine_type(config.engine.kind).planning
     return comparison.compare(topology, config, profiles, planning=planning, **more)

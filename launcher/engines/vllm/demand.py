@@ -9,6 +9,7 @@ from typing import Final
 from launcher.base.text import GIB, MIB, format_size
 from launcher.config.schema import Config
 from launcher.engines.vllm.kv_pool import Pool, pool_of
+from launcher.engines.vllm.settings import whole_gib_only
 from launcher.models.profile import SHAPE_KEYS, ModelProfile
 from launcher.plan.plan import Demand, EffectiveConfig, Facts, ModelNeeds, Slot
 
@@ -46,7 +47,8 @@ def demand_of(
     ranks = len(nodes)
     serving = slot.effective
     pool = pool_for(profile, serving, ranks)
-    step = GIB if facts.kv_whole_gib else KV_STEP_BYTES
+    in_gib = whole_gib_only(facts)
+    step = GIB if in_gib else KV_STEP_BYTES
     need = request_bytes(profile, serving, ranks, pool) + pool.block_bytes
     cap = _up(max(need, pool.bytes_for(serving.max_num_seqs, serving.planned_len)), step)
     given = serving.kv_bytes
@@ -60,9 +62,9 @@ def demand_of(
         peak_bytes=peak,
         overhead_bytes=overhead,
         page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
-        need_bytes=_up(need, GIB) if facts.kv_whole_gib else need,
+        need_bytes=_up(need, GIB) if in_gib else need,
         cap_bytes=max(cap, step),
-        given_bytes=max(GIB, given // GIB * GIB) if given is not None and facts.kv_whole_gib else given,
+        given_bytes=max(GIB, given // GIB * GIB) if given is not None and in_gib else given,
         known=profile.known,
         guessed=bool(set(profile.assumed) & SHAPE_KEYS),
         unknown_why=profile.unread or "its files are not on this machine",

@@ -13,19 +13,20 @@ from typing import Final
 from launcher.base.address import UnixAddress
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
-from launcher.config.engine_arguments import has_flag, merge, value_of
 from launcher.config.schema import Model
 from launcher.engines.base import CompileCache, Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
+from launcher.engines.software import Stack
+from launcher.engines.vllm.arguments import has_flag, merge, value_of
 from launcher.engines.vllm.output import VLLM_LOG, ZENTORCH
-from launcher.engines.vllm.settings import KV_SPACE
+from launcher.engines.vllm.settings import KV_SPACE, WEIGHT_PREPACK
 from launcher.engines.vllm.software import (
     AOT_COMPILE_SINCE,
     KV_CACHE_BYTES_SINCE,
     PROMPT_TOKENS_DETAILS_SINCE,
     SHUTDOWN_TIMEOUT_SINCE,
-    Stack,
+    is_since,
 )
 from launcher.engines.vllm.traits import lora_adapters, sampling_defaults
 from launcher.plan.plan import Slot
@@ -132,7 +133,7 @@ class VllmEngine:
 
     def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
         model, its, ranks = slot.model, slot.effective, slot.model.tensor_parallel_size
-        takes_kv_bytes = KV_SPACE not in self.user_env and self.stack.has(KV_CACHE_BYTES_SINCE)
+        takes_kv_bytes = KV_SPACE not in self.user_env and is_since(self.stack.vllm, KV_CACHE_BYTES_SINCE)
         shutdown_s = max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
         options: list[tuple[str, ...]] = [
             ("--served-model-name", model.name, *model.aliases),
@@ -147,11 +148,11 @@ class VllmEngine:
             ("--quantization", model.quantization),
             ("--tensor-parallel-size", ranks if ranks > 1 else None),
             ("--kv-cache-memory-bytes", slot.kv_cache_bytes if takes_kv_bytes else None),
-            (SHUTDOWN, shutdown_s if self.stack.has(SHUTDOWN_TIMEOUT_SINCE) else None),
+            (SHUTDOWN, shutdown_s if is_since(self.stack.vllm, SHUTDOWN_TIMEOUT_SINCE) else None),
         ):
             if value is not None:
                 options.append((flag, str(value)))
-        if self.tells_cached_tokens and self.stack.has(PROMPT_TOKENS_DETAILS_SINCE):
+        if self.tells_cached_tokens and is_since(self.stack.vllm, PROMPT_TOKENS_DETAILS_SINCE):
             options.append(("--enable-prompt-tokens-details",))
         if model.trust_remote_code:
             options.append(("--trust-remote-code",))
@@ -180,7 +181,7 @@ class VllmEngine:
             env["TORCHINDUCTOR_FREEZING"] = "1"
             # Freezing and AOT compilation exclude each other: "expected OutputCode, got <class 'function'>"
             # (vLLM 0.32, torch 2.13). Can go when vLLM starts with both.
-            if self.stack.has(AOT_COMPILE_SINCE):
+            if is_since(self.stack.vllm, AOT_COMPILE_SINCE):
                 env["VLLM_USE_AOT_COMPILE"] = "0"
             # Frozen scalars become numbers in the code, and the key of Inductor's graph cache does not look at them
             # (torch 2.13, _inductor: GraphLowering.get_attr, FxGraphCachePickler). One of vLLM's is an address: that
@@ -188,12 +189,12 @@ class VllmEngine:
             # cache died of SIGSEGV in onednn_mm, on all CPUs without AMX or zentorch. Compiled kernels are
             # cached all the same. Can go when a second start works without it.
             env["TORCHINDUCTOR_FX_GRAPH_CACHE"] = "0"
-        if slot.kv_cache_bytes is not None and not self.stack.has(KV_CACHE_BYTES_SINCE):
+        if slot.kv_cache_bytes is not None and not is_since(self.stack.vllm, KV_CACHE_BYTES_SINCE):
             env[KV_SPACE] = str(max(1, slot.kv_cache_bytes // GIB))
         if self.ld_preload is not None:
             env[_PRELOAD] = self.ld_preload
         if model.weight_prepack is not None:
-            env["VLLM_ZENTORCH_WEIGHT_PREPACK"] = "1" if model.weight_prepack else "0"
+            env[WEIGHT_PREPACK] = "1" if model.weight_prepack else "0"
         if model.path in self.local_models:
             env["HF_HUB_OFFLINE"] = "1"
         if self.hf_token is not None:

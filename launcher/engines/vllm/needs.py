@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -28,15 +29,19 @@ import msgspec
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import read_own, replace_file, state_folder
 from launcher.base.text import quoted
-from launcher.config.engine_arguments import flag_of, has_flag, merge, value_of
-from launcher.config.schema import Config, EngineKind, Model, Runtime
+from launcher.config.schema import Config, Model, Runtime
+from launcher.engines.base import Asking
+from launcher.engines.software import Stack
 from launcher.engines.vllm import needs_program
+from launcher.engines.vllm.arguments import flag_of, has_flag, json_of, merge, value_of
 from launcher.engines.vllm.launch import MODULE_FORM
-from launcher.engines.vllm.settings import KV_SPACE
-from launcher.engines.vllm.software import Stack
-from launcher.models.answer import Answer
+from launcher.engines.vllm.settings import KV_SPACE, dtype_of
+from launcher.models.answer import Answer, with_answer
+from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.models.reader import find_model
-from launcher.models.weight_files import header_bytes, read_model_json
+from launcher.models.weight_files import Read, header_bytes, read_model_json
+
+log = logging.getLogger("launcher.engines")
 
 FORMAT: Final = 1
 """Part of the digest: an answer in another form is another answer."""
@@ -108,7 +113,7 @@ def question_of(model: Model, config: Config, stack: Stack, flags: frozenset[str
 
 def can_be_asked(config: Config, stack: Stack) -> bool:
     """Whether the command is vLLM's own: a script of somebody's may start another one."""
-    if config.engine.kind is not EngineKind.VLLM or config.engine.runtime is not Runtime.HOST:
+    if config.engine.runtime is not Runtime.HOST:
         return False
     if MODULE_FORM in stack.command:
         return True
@@ -269,3 +274,59 @@ class Answers:
 
     def _file(self, question: Question) -> Path:
         return self.folder / f"{question.digest}.json"
+
+
+# --- Profiles of the models, by the files and by vLLM's answers. ---
+
+
+def read_profiles(config: Config, read: Read = read_model_json) -> dict[str, ModelProfile]:
+    """The profiles of the models, by name, as their files describe them. Raises LauncherError for a model whose files
+    cannot be read, PassingError where they may come by themselves."""
+    from launcher.models.reader import read_profile  # noqa: PLC0415  heavy
+
+    overrides = json_of(config.engine.args, "--hf-overrides")
+    return {
+        model.name: read_profile(model.path, dtype_of(model, config), overrides, read)
+        for model in config.models
+    }
+
+
+def has_answers() -> bool:
+    """Whether vLLM was asked before by this user."""
+    try:
+        return answers_folder().is_dir()
+    except LauncherError:
+        return False
+
+
+def answered(
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    stack: Stack,
+    flags: frozenset[str],
+    asking: Asking,
+) -> Mapping[str, ModelProfile]:
+    """The profiles, by model name, with vLLM's own figures: answers that are kept, and new ones if `asking`. `flags`: of the
+    processor.
+
+    Blocking. Raises LauncherError for a model whose files cannot be read."""
+    if not any(profile is not UNKNOWN for profile in profiles.values()) or stack.vllm is None:
+        return profiles
+    try:
+        answers = Answers(answers_folder())
+    except LauncherError:  # a user without a home folder
+        return profiles
+    ends = time.monotonic() + asking.limit_s
+    found = dict(profiles)
+    for model in config.models:
+        if (question := question_of(model, config, stack, flags)) is None:
+            continue
+        answer = answers.get(question)
+        left_s = ends - time.monotonic()
+        if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
+            log.info("asking %s what model %s needs", question.engine, model.name)
+            answer = ask(question, limit_s=left_s, become=asking.become)
+            answers.keep(question, answer)
+        if answer is not None:
+            found[model.name] = with_answer(found[model.name], answer, question.engine)
+    return found

@@ -7,8 +7,25 @@ from typing import Final
 
 import msgspec
 
+from launcher.base.cpuset import CpuSet
 from launcher.base.text import format_size
 from launcher.plan.plan import Finding, Rule, Slot, Subject, warning
+
+
+def emulated_nodes(subject: Subject) -> Iterator[Finding]:
+    """Memory of one node, cut by the kernel. The worker binds to one of them (v1/worker/cpu_worker.py, 0.32,
+    init_cpu_memory_env)."""
+    for group in subject.topology.emulated:
+        used = subject.plan.slots and {node for slot in subject.plan.slots for node in slot.placement.membind}
+        idle = CpuSet(node for node in group if used and node not in used)
+        if idle:
+            size = sum(subject.topology.node(node).memory_bytes for node in idle)
+            yield warning(
+                "emulated-nodes",
+                f"the kernel emulates nodes {group} (numa=fake): they are one node with the same cpus, but vLLM binds an "
+                f"instance to one of them, so that {format_size(size)} of nodes {idle} are not used",
+                "boot without numa=fake: numa=off on the kernel's command line makes one node of them",
+            )
 
 
 def free_memory(subject: Subject) -> Iterator[Finding]:
@@ -93,4 +110,10 @@ def ranks_and_nodes(subject: Subject) -> Iterator[Finding]:
             )
 
 
-BINDING_RULES: Final[tuple[Rule, ...]] = (free_memory, huge_pages, spans_nodes, ranks_and_nodes)
+BINDING_RULES: Final[tuple[Rule, ...]] = (
+    emulated_nodes,
+    free_memory,
+    huge_pages,
+    spans_nodes,
+    ranks_and_nodes,
+)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from launcher.config.engine_arguments import has_flag, value_of
+from launcher.engines.vllm.arguments import has_flag, value_of
 from launcher.engines.vllm.settings import KV_SPACE, whole_gib
 from launcher.plan.plan import Finding, Rule, Subject, violation, warning
 from launcher.plan.rules_host import KERNEL_RULES
@@ -65,12 +65,12 @@ def amx(subject: Subject) -> Iterator[Finding]:
 
 def no_zentorch(subject: Subject) -> Iterator[Finding]:
     """vLLM's Zen platform needs an importable zentorch (vllm/platforms/__init__.py)."""
-    facts = subject.facts
-    if subject.topology.cpu.is_zen and facts.vllm is not None and facts.zentorch is None:
+    facts = subject.facts.engine
+    if subject.topology.cpu.is_zen and "vllm" in facts and "zentorch" not in facts:
         yield warning(
             "no-zentorch",
-            f"this is an AMD Zen CPU, but zentorch is not installed with vLLM {facts.vllm}, which then uses the plain CPU "
-            "backend",
+            f"this is an AMD Zen CPU, but zentorch is not installed with vLLM {facts['vllm']}, which then uses the plain "
+            "CPU backend",
             "install the zentorch whose version begins with torch's version",
         )
 

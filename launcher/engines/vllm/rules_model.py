@@ -7,7 +7,12 @@ from typing import Final
 
 from launcher.base.text import GIB, format_size
 from launcher.config.schema import Model, Runtime
-from launcher.engines.vllm.settings import DEFAULT_BLOCK_SIZE, KV_ELEMENT_BYTES
+from launcher.engines.vllm.settings import (
+    DEFAULT_BLOCK_SIZE,
+    KV_ELEMENT_BYTES,
+    WEIGHT_PREPACK,
+    whole_gib_only,
+)
 from launcher.models.description import versions
 from launcher.models.layers import LayerKind
 from launcher.models.profile import UNKNOWN, ModelProfile
@@ -114,7 +119,7 @@ def _missing(model: EffectiveConfig, profile: ModelProfile) -> list[str]:
 
 def stale_defaults(subject: Subject) -> Iterator[Finding]:
     """Defaults of configuration classes change with vLLM and transformers."""
-    ours, theirs = versions().vllm, subject.facts.vllm
+    ours, theirs = versions().vllm, subject.facts.engine.get("vllm")
     if theirs is None or _release(theirs) == _release(ours):
         return
     for model, profile in subject.models():
@@ -297,15 +302,15 @@ def kv_cache_type(subject: Subject) -> Iterator[Finding]:
 
 def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
     """Older vLLM takes VLLM_CPU_KVCACHE_SPACE only, an integer of GiB."""
-    if not subject.facts.kv_whole_gib:
+    if not whole_gib_only(subject.facts):
         return
     for model, _ in subject.models():
         asked = model.kv_bytes
         if asked is not None and asked % GIB:
             yield warning(
                 "kv-not-whole-gib",
-                f"{model.kv_source} is {format_size(asked)}, but vLLM {subject.facts.vllm or ''} accepts whole GiB only: "
-                f"{model.name!r} gets {max(1, asked // GIB)} GiB",
+                f"{model.kv_source} is {format_size(asked)}, but vLLM {subject.facts.engine.get('vllm', '')} accepts "
+                f"whole GiB only: {model.name!r} gets {max(1, asked // GIB)} GiB",
                 f'set memory.kv_cache = "{max(1, asked // GIB)}GiB"',
             )
 
@@ -349,13 +354,12 @@ MODEL_RULES: Final[tuple[Rule, ...]] = (
 
 # --- Rules on vLLM with ZenTorch. ---
 
-WEIGHT_PREPACK: Final = "VLLM_ZENTORCH_WEIGHT_PREPACK"
 _FP8: Final = "fp8"
 
 
 def _uses_zentorch(subject: Subject) -> bool:
     """vLLM uses its Zen platform on such a CPU with an importable zentorch (vllm/platforms/__init__.py)."""
-    return subject.topology.cpu.is_zen and subject.facts.zentorch is not None
+    return subject.topology.cpu.is_zen and "zentorch" in subject.facts.engine
 
 
 def kv_type(subject: Subject) -> Iterator[Finding]:
@@ -370,8 +374,8 @@ def kv_type(subject: Subject) -> Iterator[Finding]:
         if its.startswith(_FP8):
             yield violation(
                 "kv-fp8-on-zentorch",
-                f"cannot keep the KV cache of {model.name!r} as {its!r} with ZenTorch {subject.facts.zentorch}: AMD "
-                "documents a bfloat16 KV cache only",
+                f"cannot keep the KV cache of {model.name!r} as {its!r} with ZenTorch {subject.facts.engine['zentorch']}: "
+                "AMD documents a bfloat16 KV cache only",
                 "its checkpoint asks for that type: add --kv-cache-dtype bfloat16 to engine.args"
                 if by_checkpoint
                 else "remove --kv-cache-dtype from engine.args",
@@ -404,7 +408,7 @@ def _prepack_off(subject: Subject, model: Model) -> str | None:
         return f"{WEIGHT_PREPACK}={by_env} in engine.env" if _is_zero(by_env) else None
     if model.weight_prepack is not None:
         return None if model.weight_prepack else "weight_prepack = false"
-    inherited = subject.facts.weight_prepack
+    inherited = subject.facts.engine.get(WEIGHT_PREPACK)
     if inherited is not None and _is_zero(inherited):
         return f"{WEIGHT_PREPACK}={inherited} in the environment of this process"
     return None

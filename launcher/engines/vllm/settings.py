@@ -8,14 +8,16 @@ from typing import Final
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
-from launcher.config.engine_arguments import check_arguments, has_flag, value_given
 from launcher.config.schema import Config, Model
+from launcher.engines.vllm.arguments import check_arguments, has_flag, value_given
+from launcher.engines.vllm.software import KV_CACHE_BYTES_SINCE, is_since
 from launcher.machine.topology import CpuInfo
 from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.plan.plan import DEFAULT_MAX_MODEL_LEN, EffectiveConfig
+from launcher.plan.plan import DEFAULT_MAX_MODEL_LEN, EffectiveConfig, Facts
 
 KV_SPACE: Final = "VLLM_CPU_KVCACHE_SPACE"
 """Whole GiB only; overrides --kv-cache-memory-bytes (vllm/platforms/cpu.py, 0.32)."""
+WEIGHT_PREPACK: Final = "VLLM_ZENTORCH_WEIGHT_PREPACK"
 DEFAULT_BLOCK_SIZE: Final = 128
 """vLLM's on CPU (vllm/platforms/cpu.py)."""
 LATENT_BLOCK_SIZE: Final = 16
@@ -84,6 +86,11 @@ def effective_config(
         hybrid=not has_flag(args, "--disable-hybrid-kv-cache-manager"),
         assumes_length=assumes,
     )
+
+
+def whole_gib_only(facts: Facts) -> bool:
+    """This vLLM takes its KV cache in whole GiB only, by KV_SPACE."""
+    return not is_since(facts.engine.get("vllm"), KV_CACHE_BYTES_SINCE)
 
 
 def dtype_of(model: Model, config: Config) -> str:

@@ -1,10 +1,9 @@
-"""Versions of an instance's software, and conclusions from them. Pure."""
+"""Versions of vLLM and its libraries, and conclusions from them. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 Version = tuple[int, ...]
@@ -27,41 +26,9 @@ def parse_release(version: str) -> Version:
     return tuple(int(part) for part in match[0].split(".")) if match else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The software of `[engine]`. A version is None when unknown without running it."""
-
-    command: tuple[str, ...]
-    """engine.command, its first word an absolute path."""
-    python: str | None = None
-    """Interpreter that runs the command."""
-    python_version: str | None = None
-    vllm: str | None = None
-    torch: str | None = None
-    zentorch: str | None = None
-    cpu_build: bool | None = None
-    """Whether vLLM will run on CPUs (`runs_on_cpus`); None: unknown."""
-    tcmalloc: str | None = None
-    """Path of libtcmalloc_minimal; None when off or not found."""
-    client: str | None = None
-    """Path of podman or docker, where instances run in containers."""
-    image: str | None = None
-    """Id of the image; `command` is inside it."""
-    warnings: tuple[str, ...] = ()
-    """Statements to be logged once."""
-
-    def has(self, since: Version) -> bool:
-        """Whether vLLM is at least `since`. A vLLM of unknown version counts as new."""
-        return self.vllm is None or parse_release(self.vllm) >= since
-
-    @property
-    def fingerprint(self) -> str:
-        """Key of the compile caches: code compiled for one stack must not be used with another."""
-        parts = (
-            ("vllm", self.vllm), ("torch", self.torch), ("zentorch", self.zentorch),
-            ("image", self.image and self.image.removeprefix("sha256:")[:12]),
-        )  # fmt: skip
-        return "-".join(f"{name}{version}" for name, version in parts if version) or "unknown"
+def is_since(vllm: str | None, since: Version) -> bool:
+    """Whether a vLLM has at least this version. One of unknown version counts as new."""
+    return vllm is None or parse_release(vllm) >= since
 
 
 def runs_on_cpus(versions: Mapping[str, str], target_device: str | None) -> bool | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from launcher.base.errors import LauncherError
-from launcher.config.engine_arguments import flag_of, json_of, value_of
 from launcher.config.schema import Model
 from launcher.engines.base import MOST_TOKENS
+from launcher.engines.vllm.arguments import flag_of, json_of, value_of
 from launcher.models.reader import find_model
 from launcher.models.weight_files import read_model_json
 

@@ -17,9 +17,9 @@ from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
 from launcher.base.errors import LauncherError, reason
-from launcher.config.engine_arguments import positions_of
-from launcher.config.schema import EngineKind
-from launcher.measure.tune.layout import LIMITS
+from launcher.config.schema import Engine
+from launcher.engines.make import engine_type
+from launcher.measure.tune.layout import limits_of
 from launcher.measure.tune.model import Layout
 
 # Keys of [layout], with the defaults that need no line; strategy is always written.
@@ -43,7 +43,7 @@ def layout_toml(layout: Layout) -> str:
     document = tomlkit.document()
     document["layout"] = dict.fromkeys(("strategy", "instances_per_socket", "reserve_cores"), "")
     _set_layout(document, layout)
-    limits = "".join(f"{key} = {value}\n" for key, value in _limits(layout).items())
+    limits = "".join(f"{key} = {value}\n" for key, value in limits_of(layout).items())
     return document.as_string() + (
         f"\n# in each [[models]], and not in engine.args:\n{limits}" if limits else ""
     )
@@ -104,24 +104,18 @@ def _set_layout(document: MutableMapping[str, Any], layout: Layout) -> list[str]
 
 def _set_limits(document: MutableMapping[str, Any], layout: Layout) -> Iterator[str]:
     for index, model in enumerate(document.get("models", ())):
-        yield from _set(model, f"models.{index}", _limits(layout))
+        yield from _set(model, f"models.{index}", limits_of(layout))
     yield from _remove_overriding(document.get("engine", {}), layout)
 
 
 def _remove_overriding(engine: MutableMapping[str, Any], layout: Layout) -> Iterator[str]:
     """engine.args would override the limits."""
-    if engine.get("kind", EngineKind.VLLM) != EngineKind.VLLM:
-        return
     args = engine.get("args", [])
-    positions = sorted({index for key in _limits(layout) for index in positions_of(args, LIMITS[key])})
+    positions = engine_type(engine.get("kind", Engine().kind)).overriding(args, limits_of(layout))
     if positions:
         yield f"engine.args: without {' '.join(args[index] for index in positions)}"
     for index in reversed(positions):
         del args[index]
-
-
-def _limits(layout: Layout) -> dict[str, int]:
-    return {key: value for key in LIMITS if (value := getattr(layout, key)) is not None}
 
 
 def _set(section: Any, name: str, wanted: Mapping[str, Any]) -> Iterator[str]:

@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.base.text import counted
-from launcher.config.engine_arguments import positions_of
-from launcher.config.schema import Config, EngineKind, Strategy
+from launcher.config.schema import Config, Strategy
+from launcher.engines.make import engine_type
 from launcher.machine.topology import Topology
 from launcher.measure.tune.model import Candidate, Candidates, Layout, LeftOut, Stack
 
@@ -233,17 +233,19 @@ def _label_details(layout: Layout, plan: dict[str, Any] | None, topology: Topolo
 
 # --- A configuration with a candidate's layout. ---
 
-LIMITS: Final = {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens"}
-"""Keys of [[models]] that a layout sets, and vLLM's arguments that would override them."""
+_LIMITS: Final = ("max_num_seqs", "max_num_batched_tokens")
+
+
+def limits_of(layout: Layout) -> dict[str, int]:
+    """The keys of [[models]] that a layout sets."""
+    return {key: value for key in _LIMITS if (value := getattr(layout, key)) is not None}
 
 
 def with_layout(config: Config, layout: Layout) -> Config:
     """`layout.stack` is not part of it: it is a matter of the engine's environment."""
-    limits = {key: value for key in LIMITS if (value := getattr(layout, key)) is not None}
-    overriding = {index for key in limits for index in positions_of(config.engine.args, LIMITS[key])}
-    args = config.engine.args
-    if config.engine.kind is EngineKind.VLLM:
-        args = tuple(word for index, word in enumerate(args) if index not in overriding)
+    limits, args = limits_of(layout), config.engine.args
+    overriding = engine_type(config.engine.kind).overriding(args, limits)
+    args = tuple(word for index, word in enumerate(args) if index not in overriding)
     return replace(
         config,
         engine=replace(config.engine, args=args),

@@ -14,8 +14,8 @@ from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.engines.base import Expected
 from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.software import Stack
 from launcher.engines.vllm.launch import VllmEngine, expected_of
-from launcher.engines.vllm.software import Stack
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]

@@ -11,9 +11,9 @@ import pytest
 from support.model_folders import model, write_safetensors
 
 from launcher.base.errors import LauncherError
-from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime
+from launcher.config.schema import Config, Engine, Model, Runtime
+from launcher.engines.software import Stack
 from launcher.engines.vllm.needs import Answers, Question, answers_folder, ask, can_be_asked, question_of
-from launcher.engines.vllm.software import Stack
 from launcher.models.answer import Answer
 
 FLAGS = frozenset({"avx512f", "avx512_bf16"})
@@ -78,15 +78,8 @@ def test_the_operators_arguments_go_before_those_of_the_model(folder: Path) -> N
     assert arguments == ("--max-num-seqs", "64", "--dtype", "float32", "--hf-overrides", "{}")
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [
-        Engine(kind=EngineKind.COMMAND, command=("x",)),
-        Engine(runtime=Runtime.PODMAN, image="x"),
-    ],
-)
-def test_only_a_vllm_of_this_host_is_asked(engine: Engine, tmp_path: Path) -> None:
-    config = Config(models=(Model(name="m", path="m"),), engine=engine)
+def test_only_a_vllm_of_this_host_is_asked(tmp_path: Path) -> None:
+    config = Config(models=(Model(name="m", path="m"),), engine=Engine(runtime=Runtime.PODMAN, image="x"))
     assert not can_be_asked(config, Stack(command=(console(tmp_path),)))
 
 

@@ -15,7 +15,7 @@ from support.synthetic import EPYC, Machine
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
-from launcher.engines.make import planning_of
+from launcher.engines.make import engine_type
 from launcher.engines.vllm.demand import KV_STEP_BYTES, MAX_PAGE_CACHE_BYTES, pool_for
 from launcher.engines.vllm.settings import effective_config
 from launcher.machine.topology import CpuInfo
@@ -220,7 +220,7 @@ def test_ranks_hold_norms_whole() -> None:
 
 
 def test_whole_gib_where_the_engine_takes_no_other() -> None:
-    facts = Facts(kv_whole_gib=True)
+    facts = Facts(engine={"vllm": "0.17.1"})
     machine = Machine(cores=8, node_bytes=64 * GIB)
     auto = plan_for(machine, facts=facts, max_num_seqs=20).slots[0].kv_cache_bytes
     assert auto == 3 * GIB, "20 requests of 128 MiB, and the null block"
@@ -308,7 +308,7 @@ def rows_hold(rows: tuple[LedgerRow, ...]) -> None:
 @given(profiles(), st.integers(1, 512), st.integers(1, 4), st.integers(1, 2), st.booleans())
 def test_any_ledger(profile: ModelProfile, gib: int, count: int, sockets: int, whole: bool) -> None:
     machine = Machine(sockets=sockets, cores=8, node_bytes=gib * GIB)
-    facts = Facts(kv_whole_gib=whole)
+    facts = Facts(engine={"vllm": "0.17.1" if whole else "0.18.0"})
     plan = plan_for(machine, profile, count=count, facts=facts)
     rows_hold(plan.ledger)
     if not any(finding.code == "out-of-memory" for finding in plan.violations):
@@ -353,7 +353,7 @@ def test_the_context(
     model = Model(name="m", path="/m", max_model_len=given)
     config = Config(models=(model,), engine=Engine(kind, args=args))
     profile = replace(PROFILE, max_model_len=known)
-    assert planning_of(kind).settings(model, config, profile, None).max_model_len == context
+    assert engine_type(kind).planning.settings(model, config, profile, None).max_model_len == context
 
 
 @pytest.mark.parametrize(
@@ -382,7 +382,7 @@ def test_every_spelling_of_an_argument(args: tuple[str, ...], expected: dict[str
         assert {key: getattr(its, key) for key in expected} == expected
     assert {len(slot.placement.omp_cpus) for slot in plan.slots} == {expected.get("tensor_parallel_size", 1)}
     other = Config(models=(Model(name="m", path="/m"),), engine=Engine(EngineKind.COMMAND, args=args))
-    its = planning_of(other.engine.kind).settings(other.models[0], other, PROFILE, None)
+    its = engine_type(other.engine.kind).planning.settings(other.models[0], other, PROFILE, None)
     assert its.max_num_seqs == 64, "the arguments of another engine"
 
 

@@ -1,6 +1,6 @@
-"""Number of parallel compilers for a build of vLLM. Standard library only.
+"""Number of parallel compilers for a build of an engine. Standard library only.
 
-python -m launcher.doctor.build_jobs     prints the number for this machine now
+python -m launcher.engines.build_jobs     prints the number for this machine now
 """
 
 from __future__ import annotations

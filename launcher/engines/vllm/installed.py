@@ -1,11 +1,10 @@
-"""Finds the installed software from package metadata and libraries. Imports neither torch nor vllm."""
+"""Finds the installed vLLM from package metadata and libraries. Imports neither torch nor vllm."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import re
 import shutil
 import subprocess
 import sys
@@ -14,35 +13,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import Final
 
-from launcher.base.errors import LauncherError, PassingError, timed_out
-from launcher.config.engine_arguments import has_flag
-from launcher.config.schema import Engine, EngineKind, Runtime
+from launcher.base.errors import LauncherError, timed_out
+from launcher.config.schema import Engine
+from launcher.engines.software import PROBE_TIMEOUT_S, TCMALLOC, Stack, absent, find_tcmalloc
+from launcher.engines.vllm.arguments import has_flag
 from launcher.engines.vllm.launch import MODULE_FORM
-from launcher.engines.vllm.software import Stack, runs_on_cpus, zentorch_mismatch
+from launcher.engines.vllm.software import runs_on_cpus, zentorch_mismatch
 
-# For an interpreter that prints its path, or ldconfig.
-PROBE_TIMEOUT_S: Final = 60.0
-TCMALLOC: Final = "libtcmalloc_minimal.so.4"
-_LIBRARY_DIRS: Final = (
-    "/usr/lib/*-linux-gnu", "/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
-)  # fmt: skip
 # vllm/envs.py: the device that it was built for, and that it takes.
 _TARGET: Final = "VLLM_TARGET_DEVICE"
-# docker 20 to 29, whose words before "Cannot" differ.
-_NO_DOCKER: Final = re.compile(
-    r"[Cc]annot connect to the Docker daemon|[Ff]ailed to connect to the docker API"
-)
 _INSTALL: Final = "run scripts/quickstart, or pip install 'numa-launcher[vllm]', or set engine.command"
 
 
-def probe_stack(engine: Engine) -> Stack:
-    """The software behind `[engine]`. Raises LauncherError when it cannot be started."""
-    if engine.runtime is not Runtime.HOST:
-        return _probe_image(engine)
-    if engine.kind is EngineKind.COMMAND:
-        # A custom server gets an allocator only when its path is configured.
-        tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-        return Stack(command=(_find_command(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
+def probe(engine: Engine) -> Stack:
+    """The vLLM of `[engine]` on this host. Raises LauncherError when it cannot be started."""
     command = (find_vllm(engine.command[0]), *engine.command[1:])
     python = interpreter_of(command)
     versions = installed_versions(python) if python else {}
@@ -57,43 +41,8 @@ def probe_stack(engine: Engine) -> Stack:
     return Stack(
         command=command, python=python, vllm=vllm, torch=versions.get("torch"),
         zentorch=versions.get("zentorch"), python_version=versions.get("python"),
-        cpu_build=_cpu_build(engine, versions), tcmalloc=tcmalloc,
+        cpu_build=_cpu_build(engine, versions), tcmalloc=tcmalloc, load_generator=command,
         warnings=tuple(_warnings(engine, versions, tcmalloc)),
-    )  # fmt: skip
-
-
-def _probe_image(engine: Engine) -> Stack:
-    """The client and the image. The content of the image is unknown, as it is not started."""
-    name, image = engine.runtime.value, engine.image or ""
-    client = shutil.which(name)
-    if client is None:
-        raise LauncherError(
-            f"cannot run instances in containers: no command '{name}' in PATH",
-            f'install {name}, or set engine.runtime = "host"',
-        )
-    try:
-        done = subprocess.run(
-            [client, "image", "inspect", "--format={{.Id}}", image],
-            capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        raise timed_out(f"{name} image inspect", PROBE_TIMEOUT_S) from None
-    except OSError as error:
-        raise LauncherError(
-            f"cannot run instances in containers: {name} does not answer: {error}", f"run: {name} info"
-        ) from error
-    if done.returncode != 0:
-        said = done.stderr.strip().splitlines()
-        # At a boot docker's daemon may begin after this one.
-        kind = PassingError if _NO_DOCKER.search(done.stderr) else LauncherError
-        raise kind(
-            f"cannot use engine.image '{image}': {said[-1] if said else f'{name} has no such image'}",
-            f"run: {name} pull {image}",
-        )
-    tcmalloc = None if engine.tcmalloc in {"auto", "off"} else engine.tcmalloc
-    return Stack(
-        command=engine.command, tcmalloc=tcmalloc, client=str(Path(client).absolute()),
-        image=done.stdout.strip(),
     )  # fmt: skip
 
 
@@ -121,25 +70,8 @@ def find_vllm(word: str) -> str:
     found = shutil.which(word)
     if found is None:
         where = "no such program" if "/" in word else f"not in {beside.parent} and not in PATH"
-        raise _absent(word)(f"cannot find vLLM: no command {word!r} ({where})", _INSTALL)
+        raise absent(word)(f"cannot find vLLM: no command {word!r} ({where})", _INSTALL)
     return str(Path(found).absolute())
-
-
-def _find_command(word: str) -> str:
-    if "{" in word:
-        return word
-    found = shutil.which(word)
-    if found is None:
-        raise _absent(word)(
-            f"cannot find the engine: no command {word!r}",
-            "install it, or give its full path in engine.command",
-        )
-    return str(Path(found).absolute())
-
-
-def _absent(path: str) -> type[LauncherError]:
-    """The error for a program or library: a path may come by itself, as an environment on NFS; a name in PATH may not."""
-    return PassingError if "/" in path and not Path(path).exists() else LauncherError
 
 
 def interpreter_of(command: tuple[str, ...]) -> str | None:
@@ -195,37 +127,4 @@ def _ask(python: str) -> tuple[str, list[str]]:
 def _mend_command(python: str) -> str:
     if python == sys.executable:
         return f"{python} -m launcher.engines.vllm.cpu_wheel"
-    return f"{python} -I {Path(__file__).with_name('vllm') / 'cpu_wheel.py'}"
-
-
-def find_tcmalloc(wanted: str) -> str | None:
-    """Path of the allocator to preload: "auto" searches for it, "off" is None, else the path itself."""
-    if wanted == "off":
-        return None
-    if wanted != "auto":
-        if Path(wanted).is_file():
-            return wanted
-        raise _absent(wanted)(
-            f"cannot preload engine.tcmalloc {wanted!r}: no such file",
-            'install libtcmalloc-minimal4 and set "auto", or set "off"',
-        )
-    for pattern in _LIBRARY_DIRS:
-        for found in sorted(Path("/").glob(f"{pattern.lstrip('/')}/{TCMALLOC}")):
-            return str(found)
-    return _from_ldconfig()
-
-
-def _from_ldconfig() -> str | None:
-    ldconfig = shutil.which("ldconfig") or shutil.which("ldconfig", path="/sbin:/usr/sbin")
-    if ldconfig is None:
-        return None
-    try:
-        listing = subprocess.run(
-            [ldconfig, "-p"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False
-        ).stdout
-    except subprocess.TimeoutExpired:
-        raise timed_out(ldconfig, PROBE_TIMEOUT_S) from None
-    except OSError:
-        return None
-    paths = (line.partition(" => ")[2].strip() for line in listing.splitlines() if TCMALLOC in line)
-    return next((path for path in paths if path), None)
+    return f"{python} -I {Path(__file__).with_name('cpu_wheel.py')}"

@@ -1,4 +1,4 @@
-"""The rows of `doctor` and the resulting performance tier. Pure."""
+"""The rows of `doctor`, of host and engine, and the resulting performance tier. Pure."""
 
 from __future__ import annotations
 

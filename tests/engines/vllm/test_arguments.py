@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.config.engine_arguments import flag_of, has_flag, json_of, merge, value_of
+from launcher.engines.vllm.arguments import flag_of, has_flag, json_of, merge, value_of
 
 
 @pytest.mark.parametrize(

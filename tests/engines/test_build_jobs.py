@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from launcher.base.text import GIB
-from launcher.doctor.build_jobs import available_bytes, build_jobs, main
+from launcher.engines.build_jobs import available_bytes, build_jobs, main
 
 
 @pytest.mark.parametrize(

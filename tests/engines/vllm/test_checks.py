@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from importlib import resources
+
 import pytest
 
-from launcher.doctor.checks import Matrix, versions_row
-from launcher.doctor.gather import read_matrix
-from launcher.doctor.rows import Tier, Verdict
+from launcher.engines.vllm.checks import Matrix, versions_row
+from launcher.plan.check_rows import Tier, Verdict
 
-MATRIX = read_matrix()
+MATRIX = Matrix.parse((resources.files("launcher.engines.vllm") / "compatibility.toml").read_text())
 
 
 def test_every_set_is_whole_and_sourced() -> None:

@@ -1,10 +1,10 @@
-"""Merges the operator's vLLM arguments with the launcher's; the operator's replace them flag by flag. Pure."""
+"""vLLM's command line: the options of the operator merged with the launcher's, flag by flag. Pure."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from launcher.base.errors import LauncherError
@@ -38,6 +38,9 @@ _READ: Final = frozenset({
     "--lora-modules", "--generation-config", "--override-generation-config", "--enable-prompt-tokens-details",
     "--shutdown-timeout", "--performance-mode", "--prefill-context-parallel-size", "--hf-overrides",
 })  # fmt: skip
+
+# Keys of [[models]] that the launcher passes on, and the options that would override them.
+_KEYS: Final = {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens"}
 
 _NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
 
@@ -170,11 +173,11 @@ def value_given(arguments: Sequence[str], flag: str) -> str | None:
     return value
 
 
-def positions_of(arguments: Sequence[str], flag: str) -> tuple[int, ...]:
-    """Indices of all occurrences of a flag that takes one value, and of the values."""
-    found: list[int] = []
+def overriding(arguments: Sequence[str], keys: Iterable[str]) -> tuple[int, ...]:
+    """Indices of the options, and of their values, that override these keys of [[models]]."""
+    options, found = {_KEYS[key] for key in keys if key in _KEYS}, list[int]()
     for index, argument in enumerate(arguments):
-        if flag_of(argument) == flag:
+        if flag_of(argument) in options:
             found.append(index)
             following = arguments[index + 1 : index + 2]
             if "=" not in argument and following and flag_of(following[0]) is None:
