@@ -37,7 +37,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "keys": {"base", "accounts.budgets", "accounts.spending"},
     "balancing": {"base.address", "config.schema"},
     "proxy": {
-        "base", "accounts.budgets", "accounts.entry", "accounts.spending", "accounts.timeline", "balancing",
+        "base", "accounts.budgets", "accounts.ended_request", "accounts.spending", "accounts.timeline", "balancing",
         "config.schema", "keys", "telemetry",
     },
     "control": {"base"},
@@ -92,7 +92,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 
 # Decisions: clock, randomness, paths and processes come in as arguments.
 PURE = {
-    "accounts.audit_chain", "accounts.budgets", "accounts.sums", "accounts.entry", "accounts.latency",
+    "accounts.audit_chain", "accounts.budgets", "accounts.sums", "accounts.ended_request", "accounts.latency",
     "accounts.report_values", "accounts.spending", "accounts.timeline",
     "base.address", "base.api_errors", "base.cpuset", "base.errors", "base.foreign_json", "base.intervals", "base.money",
     "base.redaction", "base.text", "config.proxy_schema", "config.schema", "config.values",

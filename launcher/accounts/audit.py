@@ -34,7 +34,7 @@ from launcher.accounts.audit_chain import (
     of_request,
     seal,
 )
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base.clock import Clock
 from launcher.base.errors import reason
 from launcher.config.schema import Audit
@@ -199,13 +199,13 @@ class Writer:
 
     # --- lines ---------------------------------------------------------------------------------------
 
-    def add(self, entries: Iterable[Entry | ControlEntry]) -> None:
+    def add(self, entries: Iterable[EndedRequest | ControlEntry]) -> None:
         """Into the buffer."""
         assert self._last is not None  # noqa: S101  open
         buffer, count, (n, digest) = self._buffer, 0, self._last
         for entry in entries:
             try:
-                to_line = of_request if isinstance(entry, Entry) else of_control
+                to_line = of_request if isinstance(entry, EndedRequest) else of_control
                 digest = seal(buffer, to_line(n + 1, digest, entry))  # type: ignore[arg-type]  # as was asked
             except Exception:  # one entry must not keep the others from being recorded
                 log.exception("audit trail: an entry cannot be recorded")
@@ -327,7 +327,7 @@ class AuditTrail:
         self._strict = settings.strict
         self._clock = clock = clock or Clock()
         self._writer = Writer(folder, settings, version, clock)
-        self._waiting: deque[Entry | ControlEntry] = deque()
+        self._waiting: deque[EndedRequest | ControlEntry] = deque()
         self._lost = 0
         """Written by the event loop only."""
         self._lost_recorded = 0
@@ -341,7 +341,7 @@ class AuditTrail:
 
     # --- the event loop's side -----------------------------------------------------------------------
 
-    def record(self, entry: Entry | ControlEntry) -> None:
+    def record(self, entry: EndedRequest | ControlEntry) -> None:
         if len(self._waiting) < MAX_WAITING:
             self._waiting.append(entry)
         else:
@@ -424,6 +424,6 @@ class AuditTrail:
         writer.store()
 
 
-def _taken(waiting: deque[Entry | ControlEntry], most: int) -> Iterator[Entry | ControlEntry]:
+def _taken(waiting: deque[EndedRequest | ControlEntry], most: int) -> Iterator[EndedRequest | ControlEntry]:
     for _ in range(min(most, len(waiting))):
         yield waiting.popleft()

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple, Self
 import msgspec
 from msgspec import Struct
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base.text import quoted
 
 FORMAT: Final = 1
@@ -232,7 +232,7 @@ def _short(text: str) -> str:
     return quoted(text)
 
 
-def of_request(n: int, prev: str, entry: Entry) -> RequestEnded:
+def of_request(n: int, prev: str, entry: EndedRequest) -> RequestEnded:
     return RequestEnded(
         n,
         prev,

@@ -21,7 +21,7 @@ from math import inf
 from typing import Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.report_values import iso
 from launcher.accounts.spending import NOTHING, Spending, Spent, amounts, read_report
 from launcher.base.clock import Bounds, Clock, Moment, Period
@@ -329,7 +329,7 @@ class Budgets:
             return Refusal(Why.RESERVED, message, min(SOON_S, self._left_s(account, now)))
         return None
 
-    def spend(self, entry: Entry) -> None:
+    def spend(self, entry: EndedRequest) -> None:
         """A request has ended."""
         if not entry.key:
             return

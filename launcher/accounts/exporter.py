@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 from typing import Final
 
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.otlp import TIMEOUT_S, Attribute, Collector, Reply, Resource, Scope, Taken, encode
 from launcher.accounts.spans import spans_of
-from launcher.accounts.timeline import Ended
 
 log = logging.getLogger("launcher.tracing")
 
@@ -66,7 +66,7 @@ class Exporter:
             ]
         )
         self._scope = Scope("launcher.tracing", version)
-        self._waiting: deque[Ended] = deque()
+        self._waiting: deque[EndedRequest] = deque()
         self._unsent: tuple[bytes, int] | None = None
         """A message that the collector did not take yet, and its number of traces."""
         self._stopping = threading.Event()
@@ -79,7 +79,7 @@ class Exporter:
         self.dropped: Counter[Dropped] = Counter()
         """Traces by reason. The event loop counts QUEUE_FULL, the thread the others."""
 
-    def export(self, ended: Ended) -> None:
+    def export(self, ended: EndedRequest) -> None:
         """From the event loop: returns at once."""
         if len(self._waiting) >= MAX_WAITING:
             self.dropped[Dropped.QUEUE_FULL] += 1

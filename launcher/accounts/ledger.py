@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile, Metered
 from launcher.accounts.ledger_reader import is_damage
 from launcher.accounts.ledger_repair import check as damage_of
@@ -74,7 +74,7 @@ class Writer:
         self,
         settings: Usage,
         path: Path,
-        entries: list[Entry],
+        entries: list[EndedRequest],
         samples: list[Sample],
         clock: Clock,
     ) -> None:
@@ -288,7 +288,7 @@ class Writer:
             log.error("usage ledger: entries are lost, %d so far", count)
         self.state = replace(self.state, lost=self.state.lost + count)
 
-    def _remove_unusable(self, batch: list[Entry]) -> None:
+    def _remove_unusable(self, batch: list[EndedRequest]) -> None:
         """Entries that no file can take; all of them where none is found, so that the same error does not come again."""
         usable = [entry for entry in batch if check(entry)]
         if len(usable) == len(batch):
@@ -322,11 +322,11 @@ class Ledger:
     def __init__(self, settings: Usage, path: Path, clock: Clock | None = None) -> None:
         self.path = path
         self._clock = clock = clock or Clock()
-        self._entries: list[Entry] = []
+        self._entries: list[EndedRequest] = []
         self._samples: list[Sample] = []
         self._writer = Writer(settings, path, self._entries, self._samples, clock)
         self._thread = threading.Thread(target=self._writer.run, name="usage ledger", daemon=True)
-        self.record: Callable[[Entry], None] = self._entries.append
+        self.record: Callable[[EndedRequest], None] = self._entries.append
         """Enter an ended request. It is in the file a second later, and until then only in memory."""
 
     def meter(self, amounts: Iterable[tuple[str, str, float]]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_repair import locked, parts
 from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, MODE, SECONDS, DamagedLedgerError, migrate
 from launcher.accounts.sums import Columns, HourOf, Row, Sums
@@ -83,7 +83,7 @@ class LedgerFile:
         """Bytes of the file and its write-ahead log."""
         return sum(part.stat().st_size for part in parts(self.path) if part.exists())
 
-    def write(self, batch: Sequence[Entry], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
+    def write(self, batch: Sequence[EndedRequest], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
         """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
         with self._transaction():
             if batch:

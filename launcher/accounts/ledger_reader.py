@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_schema import DamagedLedgerError, version_of
 from launcher.accounts.sums import Columns
 from launcher.base.errors import LauncherError, reason
@@ -74,7 +74,7 @@ def open_reader(path: Path) -> sqlite3.Connection:
     )
 
 
-def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[Entry]:
+def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[EndedRequest]:
     """The entries of the requests that ended in [since, until), Unix seconds, in the order of their ends."""
     chunks = reader.execute(
         "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at, id", (since, until)
@@ -83,12 +83,12 @@ def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[
         yield from (entry for entry in unpacked(data) if since <= entry.ended_at < until)
 
 
-def packed(batch: Sequence[Entry]) -> bytes:
+def packed(batch: Sequence[EndedRequest]) -> bytes:
     """The entries of a batch in one row's form."""
     return Columns.of(batch).to_bytes()
 
 
-def unpacked(data: bytes) -> list[Entry]:
+def unpacked(data: bytes) -> list[EndedRequest]:
     return list(Columns.from_bytes(data).entries())
 
 

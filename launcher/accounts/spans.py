@@ -14,9 +14,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest, Step, Trace, What
 from launcher.accounts.otlp import Attribute, Event, Kind, Span, Status, StatusCode
-from launcher.accounts.timeline import Ended, Step, Trace, What
+from launcher.accounts.timeline import steps_of
 from launcher.base.redaction import Redactor
 
 # By route; others have no name of their own in the conventions.
@@ -35,7 +35,7 @@ _OTHERS: Final = 1000
 _SERVER_ERROR: Final = 500
 
 
-def spans_of(ended: Ended) -> list[Span]:
+def spans_of(ended: EndedRequest) -> list[Span]:
     """The request's own span first; none for a request that is not traced."""
     return [] if ended.trace is None else _Walk(ended, ended.trace).spans()
 
@@ -43,11 +43,11 @@ def spans_of(ended: Ended) -> list[Span]:
 class _Walk:
     """Goes through the steps of one request; a span is open from one step to another."""
 
-    def __init__(self, ended: Ended, trace: Trace) -> None:
+    def __init__(self, ended: EndedRequest, trace: Trace) -> None:
         self._ended = ended
         self._trace = trace
-        self._began = ended.entry.ended_at - ended.entry.duration_s
-        self._root = self._span(_name(ended.entry), Kind.SERVER, 0.0, trace.span_id, trace.parent_id)
+        self._began = ended.ended_at - ended.duration_s
+        self._root = self._span(_name(ended), Kind.SERVER, 0.0, trace.span_id, trace.parent_id)
         self._found = [self._root]
         self._others = 0
         self._attempts = 0
@@ -60,7 +60,7 @@ class _Walk:
         """When an attempt failed after that."""
 
     def spans(self) -> list[Span]:
-        for step in self._ended.steps_told():
+        for step in steps_of(self._ended):
             _TAKE[step.what](self, step)
         self._root.attributes = _about(self._ended)
         self._root.status = _status(self._ended)
@@ -141,7 +141,7 @@ class _Walk:
         return span
 
     def _span(self, name: str, kind: Kind, at_s: float, number: int, parent_id: str) -> Span:
-        end = self._nanos(self._ended.entry.duration_s)
+        end = self._nanos(self._ended.duration_s)
         return Span(
             self._trace.trace_id,
             f"{number:016x}",
@@ -169,49 +169,49 @@ _TAKE: Final = {
 }
 
 
-def _name(entry: Entry) -> str:
-    operation = _OPERATIONS.get(entry.path)
-    return entry.path if operation is None else f"{operation} {entry.model}".rstrip()
+def _name(ended: EndedRequest) -> str:
+    operation = _OPERATIONS.get(ended.path)
+    return ended.path if operation is None else f"{operation} {ended.model}".rstrip()
 
 
-def _about(ended: Ended) -> list[Attribute]:
-    entry, text, number = ended.entry, Attribute.text, Attribute.number
+def _about(ended: EndedRequest) -> list[Attribute]:
+    text, number = Attribute.text, Attribute.number
     found = [
         text("gen_ai.provider.name", "numa_launcher"),
-        text("http.route", entry.path),
-        text("numa_launcher.request.id", entry.request_id),
-        text("numa_launcher.outcome", entry.outcome),
-        number("numa_launcher.attempts", entry.attempts),
+        text("http.route", ended.path),
+        text("numa_launcher.request.id", ended.request_id),
+        text("numa_launcher.outcome", ended.outcome),
+        number("numa_launcher.attempts", ended.attempts),
     ]
     texts = (
-        ("gen_ai.operation.name", _OPERATIONS.get(entry.path, "")),
-        ("gen_ai.request.model", entry.adapter or entry.model),
-        ("numa_launcher.key", entry.key),
+        ("gen_ai.operation.name", _OPERATIONS.get(ended.path, "")),
+        ("gen_ai.request.model", ended.adapter or ended.model),
+        ("numa_launcher.key", ended.key),
         ("numa_launcher.reason", _masked(ended.reason)),
     )
     found += [text(name, value) for name, value in texts if value]
-    if entry.status:
-        found.append(number("http.response.status_code", entry.status))
-    if entry.prompt_tokens or entry.output_tokens:
-        found.append(number("gen_ai.usage.input_tokens", entry.prompt_tokens))
-        found.append(number("gen_ai.usage.output_tokens", entry.output_tokens))
-        found.append(number("gen_ai.usage.cache_read.input_tokens", entry.cached_tokens))
-        found.append(Attribute.flag("numa_launcher.usage.estimated", value=not entry.exact))
-    if entry.streamed:
+    if ended.status:
+        found.append(number("http.response.status_code", ended.status))
+    if ended.prompt_tokens or ended.output_tokens:
+        found.append(number("gen_ai.usage.input_tokens", ended.prompt_tokens))
+        found.append(number("gen_ai.usage.output_tokens", ended.output_tokens))
+        found.append(number("gen_ai.usage.cache_read.input_tokens", ended.cached_tokens))
+        found.append(Attribute.flag("numa_launcher.usage.estimated", value=not ended.exact))
+    if ended.streamed:
         found.append(Attribute.flag("gen_ai.request.stream", value=True))
-        if entry.first_byte_s is not None:
-            found.append(Attribute.real("gen_ai.response.time_to_first_chunk", entry.first_byte_s))
-    if entry.predicted_s is not None:
-        found.append(Attribute.real("numa_launcher.predicted_time_to_first_token", entry.predicted_s))
-    if entry.continued:
-        found.append(number("numa_launcher.continued", entry.continued))
-    if entry.outcome == "failed":
-        found.append(text("error.type", str(entry.status) if entry.status >= _SERVER_ERROR else "broken_off"))
+        if ended.first_byte_s is not None:
+            found.append(Attribute.real("gen_ai.response.time_to_first_chunk", ended.first_byte_s))
+    if ended.predicted_s is not None:
+        found.append(Attribute.real("numa_launcher.predicted_time_to_first_token", ended.predicted_s))
+    if ended.continued:
+        found.append(number("numa_launcher.continued", ended.continued))
+    if ended.outcome == "failed":
+        found.append(text("error.type", str(ended.status) if ended.status >= _SERVER_ERROR else "broken_off"))
     return found
 
 
-def _status(ended: Ended) -> Status | None:
-    return Status(StatusCode.ERROR, _masked(ended.reason)) if ended.entry.outcome == "failed" else None
+def _status(ended: EndedRequest) -> Status | None:
+    return Status(StatusCode.ERROR, _masked(ended.reason)) if ended.outcome == "failed" else None
 
 
 def _masked(why: str | None) -> str:

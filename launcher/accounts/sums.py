@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import BUCKETS, buckets_of, each_to_bytes, merged
 from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, DamagedLedgerError
 
@@ -37,7 +37,7 @@ _SMALL_TOKENS: Final = 2**32
 
 
 class Group(NamedTuple):
-    """What many entries have in common; the names are Entry's."""
+    """What many entries have in common; the names are EndedRequest's."""
 
     key: str
     model: str
@@ -87,7 +87,7 @@ class Columns:
     """Prompt, cached and output tokens, picos."""
 
     @classmethod
-    def of(cls, entries: Sequence[Entry]) -> Columns:
+    def of(cls, entries: Sequence[EndedRequest]) -> Columns:
         """Raises TypeError, ValueError or OverflowError for values that are none of a column."""
         groups: Numbers[tuple[Any, ...]] = Numbers()
         group_of = np.array(
@@ -143,12 +143,12 @@ class Columns:
             np.column_stack((tokens.reshape(count, -1), np.frombuffer(stored.picos, dtype="<i8"))).astype(np.int64),
         )  # fmt: skip
 
-    def entries(self) -> Iterator[Entry]:
+    def entries(self) -> Iterator[EndedRequest]:
         times: list[list[Any]] = np.where(np.isnan(self.times), None, self.times).tolist()  # type: ignore[call-overload]
         rows = zip(self.ids, self.group_of.tolist(), times, self.amounts.tolist(), strict=True)
         for request_id, number, (ended_at, duration_s, queued_s, first_byte_s, predicted_s), amounts in rows:
             prompt_tokens, cached_tokens, output_tokens, picos = amounts
-            yield Entry(
+            yield EndedRequest(
                 ended_at=ended_at, request_id=request_id, duration_s=duration_s, queued_s=queued_s,
                 first_byte_s=first_byte_s, predicted_s=predicted_s, prompt_tokens=prompt_tokens,
                 cached_tokens=cached_tokens, output_tokens=output_tokens, picos=picos,
@@ -156,10 +156,15 @@ class Columns:
             )  # fmt: skip
 
 
-def check(entry: Entry) -> bool:
+KEPT: Final = EndedRequest.__struct_fields__[: EndedRequest.__struct_fields__.index("streamed") + 1]
+"""The fields of a request that the ledger has."""
+
+
+def check(entry: EndedRequest) -> bool:
     """Whether an entry can be summed up, written and read again: types, whole numbers of 64 bits, texts of Unicode."""
+    kept = EndedRequest(**{name: getattr(entry, name) for name in KEPT})
     try:
-        return [*Columns.from_bytes(Columns.of([entry]).to_bytes()).entries()] == [entry]
+        return [*Columns.from_bytes(Columns.of([kept]).to_bytes()).entries()] == [kept]
     except (TypeError, ValueError, OverflowError):
         return False
 
@@ -174,7 +179,7 @@ OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
 # Time zones change their offsets at whole quarters of an hour.
 _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
-_HOURS_KEPT: Final = 2
+_HOURSKEPT: Final = 2
 _FIRST_SUM: Final = 3  # after dimension, hour, name
 _FIRST_SECONDS: Final = _FIRST_SUM + len(INTEGERS)
 _FIRST_HISTOGRAM: Final = _FIRST_SECONDS + len(SECONDS)
@@ -195,7 +200,7 @@ class Sums:
             added = _Added(columns)
             for dimension, names in added.names.items():
                 rows.extend(self._table(hour, dimension).add(names, added))
-        hours = sorted({hour for hour, _ in self._tables})[:-_HOURS_KEPT]
+        hours = sorted({hour for hour, _ in self._tables})[:-_HOURSKEPT]
         self._tables = {key: table for key, table in self._tables.items() if key[0] not in hours}
         return rows
 

@@ -1,6 +1,6 @@
 """What became of one request, step by step, from its arrival to its end. No word of its prompt or response. Pure.
 
-The proxy keeps `Ended` for each request, which costs it one object; a `Timeline` is made of it when somebody asks.
+Made of the record of a request (`EndedRequest`) when somebody asks.
 """
 
 from __future__ import annotations
@@ -9,41 +9,10 @@ from typing import Final
 
 from msgspec import Struct
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest, Step, What
 
 # A wait that is not worth a step of its own: a request that is sent at once takes less.
 MIN_WAIT_S: Final = 0.001
-
-
-class What:
-    """What happened in a step."""
-
-    RECEIVED: Final = "received"
-    QUEUED: Final = "queued"
-    SENT: Final = "sent"
-    FIRST_TOKEN: Final = "first token"  # noqa: S105  not a password
-    FAILED: Final = "attempt failed"
-    CONTINUED: Final = "continued"
-    OVERFLOWED: Final = "overflowed"
-    ENDED: Final = "ended"
-
-
-class Step(Struct, frozen=True, gc=False):
-    """One step of a request."""
-
-    at_s: float
-    """Seconds since its arrival."""
-    what: str
-    """received (its head), queued, sent (to an instance), first token (of a stream), attempt failed, continued (the first
-    bytes of the rest of a stream), overflowed (sent to an overflow endpoint) or ended."""
-    slot: int | None = None
-    """Slot of the instance."""
-    generation: int | None = None
-    """Its generation; null: it is not known any more."""
-    endpoint: str | None = None
-    """Name of the overflow endpoint."""
-    why: str | None = None
-    """Why, where there is more to say."""
 
 
 class TimelineTokens(Struct, frozen=True, kw_only=True):
@@ -98,97 +67,66 @@ class Timeline(Struct, frozen=True, kw_only=True):
     """What happened, in order."""
 
 
-class Trace(Struct, gc=False):
-    """The trace that a request belongs to."""
+def timeline_of(request: EndedRequest, *, source: str = "memory", same_id: int = 0) -> Timeline:
+    """`source`: the place where it was found; `same_id`: other requests there with its id."""
+    ended = bool(request.outcome)
+    tokens = TimelineTokens(
+        prompt=request.prompt_tokens,
+        cached=request.cached_tokens,
+        output=request.output_tokens,
+        estimated=not request.exact,
+    )
+    return Timeline(
+        id=request.request_id,
+        source=source,
+        same_id=same_id,
+        route=request.path,
+        model=request.model or None,
+        key=request.key or None,
+        stream=request.streamed,
+        began=round(request.ended_at - request.duration_s, 6),
+        ended=round(request.ended_at, 6) if ended else None,
+        outcome=request.outcome or None,
+        status=request.status or None,
+        reason=request.reason or None,
+        tokens=tokens if ended else None,
+        predicted_s=None if request.predicted_s is None else round(request.predicted_s, 6),
+        attempts=request.attempts,
+        trace_id=None if request.trace is None else request.trace.trace_id,
+        steps=tuple(map(_to_tell, steps_of(request))),
+    )
 
-    trace_id: str
-    """32 hexadecimal digits."""
-    span_id: int
-    """Of the request's own span; those of its attempts follow it."""
-    parent_id: str = ""
-    """Of the client's span, 16 hexadecimal digits."""
-    state: str = ""
-    """The client's tracestate."""
-    sampled: bool = True
-    sent: int = 0
-    """Attempts so far."""
+
+def steps_of(request: EndedRequest) -> list[Step]:
+    """All steps, in order."""
+    noted = _usual(request) if request.steps is None else request.steps
+    found = [Step(0.0, What.RECEIVED)]
+    until = noted[0].at_s if noted else request.duration_s
+    admitted_s = (0.0 if noted else until) if request.admitted_s is None else request.admitted_s
+    if until - admitted_s >= MIN_WAIT_S:
+        found.append(Step(admitted_s, What.QUEUED))
+    found += noted
+    if request.outcome:
+        found.append(Step(request.duration_s, What.ENDED, why=request.reason or None))
+    return found
 
 
-class Ended(Struct, gc=False):
-    """A request as the proxy keeps it; also one in flight, with an entry that has no outcome."""
-
-    entry: Entry
-    reason: str | None = None
-    generation: int | None = None
-    """Of the last instance that it was sent to."""
-    admitted_s: float | None = None
-    """From its arrival until it was complete and could be queued; None: it never was."""
-    steps: list[Step] | None = None
-    """What happened from the first attempt on; None: nothing but what the entry says."""
-    trace: Trace | None = None
-    """Of a traced request."""
-
-    def timeline(self, *, source: str = "memory", same_id: int = 0) -> Timeline:
-        """The whole of it."""
-        entry = self.entry
-        ended = bool(entry.outcome)
-        tokens = TimelineTokens(
-            prompt=entry.prompt_tokens,
-            cached=entry.cached_tokens,
-            output=entry.output_tokens,
-            estimated=not entry.exact,
+def _usual(request: EndedRequest) -> list[Step]:
+    """The steps of a request that was sent once, or never."""
+    found = []
+    if request.queued_s is not None and request.attempts <= 1:
+        found.append(Step(request.queued_s, What.SENT, request.slot, request.generation))
+    elif request.queued_s is not None:  # a row of the usage ledger: its slot is that of the last attempt
+        why = f"attempt 1 of {request.attempts}, the last one on slot {request.slot}"
+        found.append(Step(request.queued_s, What.SENT, why=why))
+    if request.overflow:
+        at_s = request.queued_s or 0.0
+        found.append(Step(at_s, What.OVERFLOWED, endpoint=request.overflow, why=request.overflow_reason))
+    if request.streamed and request.first_byte_s is not None and request.outcome != "refused":
+        found.append(
+            Step(request.first_byte_s, What.FIRST_TOKEN, None if request.attempts > 1 else request.slot)
         )
-        return Timeline(
-            id=entry.request_id,
-            source=source,
-            same_id=same_id,
-            route=entry.path,
-            model=entry.model or None,
-            key=entry.key or None,
-            stream=entry.streamed,
-            began=round(entry.ended_at - entry.duration_s, 6),
-            ended=round(entry.ended_at, 6) if ended else None,
-            outcome=entry.outcome or None,
-            status=entry.status or None,
-            reason=self.reason or None,
-            tokens=tokens if ended else None,
-            predicted_s=None if entry.predicted_s is None else round(entry.predicted_s, 6),
-            attempts=entry.attempts,
-            trace_id=None if self.trace is None else self.trace.trace_id,
-            steps=tuple(map(_to_tell, self.steps_told())),
-        )
-
-    def steps_told(self) -> list[Step]:
-        """All steps, in order."""
-        entry = self.entry
-        noted = self._usual() if self.steps is None else self.steps
-        found = [Step(0.0, What.RECEIVED)]
-        until = noted[0].at_s if noted else entry.duration_s
-        admitted_s = (0.0 if noted else until) if self.admitted_s is None else self.admitted_s
-        if until - admitted_s >= MIN_WAIT_S:
-            found.append(Step(admitted_s, What.QUEUED))
-        found += noted
-        if entry.outcome:
-            found.append(Step(entry.duration_s, What.ENDED, why=self.reason or None))
-        return found
-
-    def _usual(self) -> list[Step]:
-        """The steps of a request that was sent once, or never."""
-        entry = self.entry
-        found = []
-        if entry.queued_s is not None and entry.attempts <= 1:
-            found.append(Step(entry.queued_s, What.SENT, entry.slot, self.generation))
-        elif entry.queued_s is not None:  # an entry of the usage ledger: its slot is that of the last attempt
-            why = f"attempt 1 of {entry.attempts}, the last one on slot {entry.slot}"
-            found.append(Step(entry.queued_s, What.SENT, why=why))
-        if entry.overflow:
-            at_s = entry.queued_s or 0.0
-            found.append(Step(at_s, What.OVERFLOWED, endpoint=entry.overflow, why=entry.overflow_reason))
-        if entry.streamed and entry.first_byte_s is not None and entry.outcome != "refused":
-            found.append(
-                Step(entry.first_byte_s, What.FIRST_TOKEN, None if entry.attempts > 1 else entry.slot)
-            )
-        return found
+    return found
 
 
 def _to_tell(step: Step) -> Step:

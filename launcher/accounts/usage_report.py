@@ -19,7 +19,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from launcher.accounts import latency, report_values
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import is_damage, open_reader, unpacked
 from launcher.accounts.ledger_schema import INTEGERS, LOST, DamagedLedgerError
 from launcher.accounts.report_values import (
@@ -335,7 +335,7 @@ def latest_requests(
     deadline = time.monotonic() + within_s
     with reading(path) as (reader, zone, _):
         times = Times.of(question.since, question.until, now, zone)
-        found: list[Entry] = []
+        found: list[EndedRequest] = []
         searched, left_out = 0, None
         for batch in _backwards(reader, times):
             if len(found) >= limit:
@@ -359,7 +359,7 @@ def latest_requests(
 
 def find_request(
     path: Path, request_id: str, *, within_s: float = FIND_S
-) -> tuple[Entry | None, float | None]:
+) -> tuple[EndedRequest | None, float | None]:
     """The latest entry of a request, and the Unix time back to which entries were searched (None: all were). Raises
     LauncherError."""
     deadline = time.monotonic() + within_s
@@ -373,7 +373,7 @@ def find_request(
     return None, None
 
 
-def _backwards(reader: sqlite3.Connection, times: Times) -> Iterator[list[Entry]]:
+def _backwards(reader: sqlite3.Connection, times: Times) -> Iterator[list[EndedRequest]]:
     """Entries of each batch that may have some of a time, the latest batch first."""
     rows = reader.execute(
         "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at DESC, id DESC", times
@@ -381,7 +381,7 @@ def _backwards(reader: sqlite3.Connection, times: Times) -> Iterator[list[Entry]
     return (unpacked(data) for (data,) in rows)
 
 
-def _is_wanted(entry: Entry, question: Question, times: Times) -> bool:
+def _is_wanted(entry: EndedRequest, question: Question, times: Times) -> bool:
     return (
         times.since <= entry.ended_at < times.until
         and question.key in {None, entry.key}
@@ -389,7 +389,7 @@ def _is_wanted(entry: Entry, question: Question, times: Times) -> bool:
     )
 
 
-def _shown(entry: Entry) -> UsageRequest:
+def _shown(entry: EndedRequest) -> UsageRequest:
     return UsageRequest(
         time=round(entry.ended_at, 3),
         request_id=entry.request_id,

@@ -17,7 +17,7 @@ import launcher
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_chain import ControlEntry
 from launcher.accounts.budgets import Budgets, NoSums, Past, StoredSum, rules_of
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.exporter import Dropped, Exporter
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_schema import ledger_path
@@ -105,8 +105,10 @@ class AuditAccount:
         return tuple(found)
 
 
-def _both(first: Callable[[Entry], None], second: Callable[[Entry], None]) -> Callable[[Entry], None]:
-    def record(entry: Entry) -> None:
+def _both(
+    first: Callable[[EndedRequest], None], second: Callable[[EndedRequest], None]
+) -> Callable[[EndedRequest], None]:
+    def record(entry: EndedRequest) -> None:
         first(entry)
         second(entry)
 
@@ -248,7 +250,7 @@ class Accounts:
             currency=config.cost.currency, allow_unknown=config.usage.when_unknown == "allow",
         )  # fmt: skip
 
-    def _record(self, entry: Entry) -> None:
+    def _record(self, entry: EndedRequest) -> None:
         if self.ledger is not None:
             self.ledger.record(entry)
         self.budgets.spend(entry)

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from launcher.accounts.cost import CostReport, spent
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_schema import DamagedLedgerError
 from launcher.accounts.report_values import Question, UsageReport, UsageRequests, UsageToday
-from launcher.accounts.timeline import Ended, Timeline
+from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.accounts.usage_report import find_request, latest_requests, report, today
 from launcher.base.errors import LauncherError, NotFoundError
 from launcher.base.text import quoted
@@ -47,7 +47,7 @@ class UsageReports:
             lambda path: latest_requests(path, question, limit, time.time(), self._currency)
         )
 
-    async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
+    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
         """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
         return await self._read(lambda path: find_request(path, request_id))
 
@@ -122,7 +122,7 @@ class Memory(Protocol):
 class Entries(Protocol):
     """Of the usage ledger."""
 
-    async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
+    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
         """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
 
 
@@ -149,7 +149,7 @@ class RequestFinder:
                 ledger = error.message
                 break
             if entry is not None:
-                return Ended(entry).timeline(source="usage ledger")
+                return timeline_of(entry, source="usage ledger")
             ledger = "it is not in the usage ledger"
             if back_to is not None:
                 ledger += f" since {_local(back_to)}, and earlier entries were not searched"

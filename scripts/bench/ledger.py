@@ -38,7 +38,7 @@ from bench.points import SmallPoint, measure
 from bench.processes import PROC, Process, free_port
 from bench.proxies import Cpus, engines, pinned, raise_limits, split_cpus
 from bench.rivals import SCRIPTS
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile
 from launcher.base.intervals import mean, paired_ratio
 
@@ -251,7 +251,9 @@ def _write(path: Path, requests: int, per_second: int) -> None:
             file.write(hour, {}, per_row=per_second)
 
 
-def _batches(chance: random.Random, begin: float, requests: int, per_second: int) -> Iterator[list[Entry]]:
+def _batches(
+    chance: random.Random, begin: float, requests: int, per_second: int
+) -> Iterator[list[EndedRequest]]:
     weights = [1 / (rank + 1) for rank in range(KEYS)]
     batches = requests // per_second
     for number in range(batches):
@@ -260,11 +262,11 @@ def _batches(chance: random.Random, begin: float, requests: int, per_second: int
         yield [_entry(chance, at + place / per_second, key) for place, key in enumerate(keys)]
 
 
-def _entry(chance: random.Random, at: float, key: int) -> Entry:
+def _entry(chance: random.Random, at: float, key: int) -> EndedRequest:
     queued_s = chance.expovariate(50)
     first_byte_s = queued_s + chance.lognormvariate(-0.5, 0.6)
     prompt = int(chance.lognormvariate(6, 1))
-    return Entry(
+    return EndedRequest(
         ended_at=at, request_id=f"{chance.getrandbits(128):032x}", key=f"team-{key:03d}", model=MODELS[key % len(MODELS)],
         path="/v1/chat/completions", status=200, outcome="completed" if chance.random() < 0.99 else "client_aborted",
         slot=chance.randrange(SLOTS), duration_s=first_byte_s + chance.lognormvariate(1.5, 0.8), queued_s=queued_s,

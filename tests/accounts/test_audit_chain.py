@@ -30,7 +30,7 @@ from launcher.accounts.audit_chain import (
     seal,
     sealed,
 )
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 
 FIELDS = [
     "kind", "n", "prev", "time", "request_id", "key", "model", "adapter", "path", "status", "outcome", "slot", "attempts",
@@ -80,7 +80,9 @@ def test_a_request_that_left_the_host() -> None:
 @given(st.lists(st.text(st.characters(exclude_categories=()), max_size=3000), min_size=6, max_size=6))
 def test_texts_of_clients_stay_in_one_bounded_line(texts: list[str]) -> None:
     request_id, key, model, adapter, path, reason = texts
-    entry = Entry(ended_at=1.0, request_id=request_id, key=key, model=model, adapter=adapter, path=path)
+    entry = EndedRequest(
+        ended_at=1.0, request_id=request_id, key=key, model=model, adapter=adapter, path=path
+    )
     control = ControlEntry(at=1.0, verb=key, arguments=model, slot=adapter, user=path, reason=reason)
     for line in (of_request(1, GENESIS.hash, entry), of_control(1, GENESIS.hash, control)):
         raw, digest = hashed(line)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
 from launcher.accounts.budgets import Budgets, BudgetState, Past, Refusal, Reservation, Rules, Why
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.spending import Spent
 from launcher.base.clock import Clock
 from launcher.base.errors import LauncherError
@@ -91,8 +91,8 @@ class Daemon:
         return next(state.spent for state in self.budgets.states() if state.key == name)
 
 
-def entry(name: str, at: float, tokens: int, picos: int = 0) -> Entry:
-    return Entry(
+def entry(name: str, at: float, tokens: int, picos: int = 0) -> EndedRequest:
+    return EndedRequest(
         ended_at=at, request_id="r", key=name, prompt_tokens=tokens // 2, output_tokens=tokens - tokens // 2,
         cached_tokens=tokens // 4, picos=picos,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from support.history_rows import row
 from launcher.accounts.audit import Writer
 from launcher.accounts.audit_verify import verify
 from launcher.accounts.budgets import Budgets, NoSums, Past, Reservation, Rules
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.accounts.spending import KEPT_S, Spent, SpentElsewhere
@@ -55,11 +55,11 @@ def accounts(folder: Path, clock: HandClock) -> Accounts:
 
 def spend(found: Accounts, clock: HandClock, tokens: int) -> None:
     for period in PERIODS:
-        found.accounting.record(Entry(clock.at, "r", period, output_tokens=tokens))
+        found.accounting.record(EndedRequest(clock.at, "r", period, output_tokens=tokens))
     cap = found.accounting.caps["cloud"]
     cap.reserve(PICOS)
     cap.settle(PICOS, PICOS)
-    found.accounting.record(Entry(clock.at, "r", overflow="cloud", picos=PICOS))
+    found.accounting.record(EndedRequest(clock.at, "r", overflow="cloud", picos=PICOS))
 
 
 def spent(found: Accounts) -> list[int | str | None]:
@@ -194,7 +194,7 @@ def test_time_alone_makes_amounts_available(seed: int, tmp_path: Path) -> None:
         while isinstance(given := budgets.admit("ann", Spent(10, 0)), Reservation):
             given.release()
             served.append(("ann", clock.at, 10, 0))
-            budgets.spend(Entry(clock.at, "r", "ann", output_tokens=10))
+            budgets.spend(EndedRequest(clock.at, "r", "ann", output_tokens=10))
         since = clock.elapsed_s if len(served) > before else since
         assert clock.elapsed_s - since <= 2 * DAY_S
     assert 10 * len(served) <= 100 * ((clock.elapsed_s - began) / DAY_S + 2)
@@ -263,7 +263,7 @@ def test_entries_of_the_ledger_stay(tmp_path: Path, step_s: float) -> None:
     ledger.start()
     try:
         for age in (29, 10, 0):
-            ledger.record(Entry(NOON - age * DAY_S, str(age)))
+            ledger.record(EndedRequest(NOON - age * DAY_S, str(age)))
             assert ledger.flush()
         clock.settle()
         for _ in range(2):

@@ -12,9 +12,8 @@ import pytest
 from support.otlp_receiver import receiving
 
 from launcher.accounts import exporter as module
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest, Trace
 from launcher.accounts.exporter import Dropped, Exporter
-from launcher.accounts.timeline import Ended, Trace
 from launcher.base.errors import LauncherError
 
 MAX_WAITING = 200
@@ -29,12 +28,12 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BATCH", 64)
 
 
-def trace(number: int = 1) -> Ended:
-    entry = Entry(
+def trace(number: int = 1) -> EndedRequest:
+    return EndedRequest(
         ended_at=1000.0, request_id=f"r{number}", model="m", path="/v1/completions", outcome="completed", status=200,
         slot=0, duration_s=1.0, queued_s=0.1, first_byte_s=0.2, attempts=1,
+        generation=1, admitted_s=0.0, trace=Trace(f"{number:032x}", number << 16),
     )  # fmt: skip
-    return Ended(entry, None, 1, 0.0, None, Trace(f"{number:032x}", number << 16))
 
 
 def until(condition: Callable[[], bool]) -> None:

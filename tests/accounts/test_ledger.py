@@ -19,7 +19,7 @@ import pytest
 
 from launcher.accounts import ledger as writer
 from launcher.accounts import ledger_file
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.accounts.ledger_schema import APPLICATION
@@ -50,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 def record(ledger: Ledger, count: int = 1) -> None:
     for _ in range(count):
-        ledger.record(Entry(ended_at=NOW, request_id="r", key="a"))
+        ledger.record(EndedRequest(ended_at=NOW, request_id="r", key="a"))
 
 
 def recorded(path: Path) -> int:
@@ -186,13 +186,13 @@ def test_a_second_ledger_waits_until_the_first_ends(path: Path) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        Entry(ended_at=NOW, request_id="\ud800"),
-        Entry(ended_at=NOW, request_id="", key=None),  # type: ignore[arg-type]
-        Entry(ended_at=NOW, request_id="", prompt_tokens=2**64),
+        EndedRequest(ended_at=NOW, request_id="\ud800"),
+        EndedRequest(ended_at=NOW, request_id="", key=None),  # type: ignore[arg-type]
+        EndedRequest(ended_at=NOW, request_id="", prompt_tokens=2**64),
     ],
 )
 def test_an_entry_that_no_file_can_take_takes_no_other_with_it(
-    path: Path, caplog: pytest.LogCaptureFixture, bad: Entry
+    path: Path, caplog: pytest.LogCaptureFixture, bad: EndedRequest
 ) -> None:
     with started(path) as ledger:
         record(ledger, 2)
@@ -228,7 +228,7 @@ def test_a_backlog_is_written_in_order(path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(writer, "_SLICE", 7)
     with started(path) as ledger:
         for number in range(200):
-            ledger.record(Entry(ended_at=NOW + number / 1000, request_id=str(number)))
+            ledger.record(EndedRequest(ended_at=NOW + number / 1000, request_id=str(number)))
         while ledger.waiting:
             assert ledger.flush()
     with closing(open_reader(path)) as reader:
@@ -237,7 +237,7 @@ def test_a_backlog_is_written_in_order(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_entries_older_than_keep_days_go(path: Path) -> None:
     with started(path) as ledger:
-        ledger.record(Entry(ended_at=NOW - 31 * 86_400, request_id="old"))
+        ledger.record(EndedRequest(ended_at=NOW - 31 * 86_400, request_id="old"))
         assert ledger.flush()
     now = [NOW]
     with started(path, Clock(lambda: now[0], lambda: now[0])) as ledger:
@@ -296,7 +296,7 @@ def test_a_disk_filled_to_its_last_block_and_freed(
         ballast = fill(small_disk)
         assert not shutil.disk_usage(small_disk).free
         for number in range(3000):
-            ledger.record(Entry(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
+            ledger.record(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
         eventually(lambda: not ledger.flush())
         assert FULL in ledger.state.problem
         ledger.flush()
@@ -326,13 +326,13 @@ LIMITED = """
 import sys; sys.path.insert(0, sys.argv[2])
 import resource, logging; from pathlib import Path
 from test_ledger import NOW, record, recorded, started
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 with started(Path(sys.argv[1])) as ledger:
     record(ledger, 10)
     assert ledger.flush()
     resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size + 4096, resource.RLIM_INFINITY))
     for number in range(3000):
-        ledger.record(Entry(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
+        ledger.record(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
     assert not ledger.flush(), ledger.state
     assert ledger.waiting
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

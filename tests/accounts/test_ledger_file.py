@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from launcher.accounts import ledger_file
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.accounts.ledger_repair import is_proven, move_aside
@@ -30,8 +30,10 @@ def opened(path: Path, zone: str = "UTC") -> LedgerFile:
     return LedgerFile(path, zone, hour_of, NOW)
 
 
-def made(count: int, first: float = NOW) -> list[Entry]:
-    return [Entry(ended_at=first + number, request_id=f"r{number}", key="a") for number in range(count)]
+def made(count: int, first: float = NOW) -> list[EndedRequest]:
+    return [
+        EndedRequest(ended_at=first + number, request_id=f"r{number}", key="a") for number in range(count)
+    ]
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_a_batch_is_read_while_the_file_is_open(file: LedgerFile) -> None:
 
 
 def test_hundreds_of_names_take_several_statements(file: LedgerFile) -> None:
-    file.write([Entry(ended_at=NOW, request_id="", key=f"key {number}") for number in range(333)], {})
+    file.write([EndedRequest(ended_at=NOW, request_id="", key=f"key {number}") for number in range(333)], {})
     with closing(open_reader(file.path)) as reader:
         assert reader.execute("SELECT count(*) FROM hourly WHERE dimension = 'key'").fetchone() == (333,)
 
@@ -116,7 +118,8 @@ def test_old_entries_are_deleted_step_by_step_and_their_space_given_back(
     monkeypatch.setattr(ledger_file, "_DELETED", 10)
     monkeypatch.setattr(ledger_file, "_UNUSED_PAGES", 10)
     batch = [
-        Entry(ended_at=NOW, request_id=str(number) * 9, path=f"{number * 7919:x}") for number in range(2000)
+        EndedRequest(ended_at=NOW, request_id=str(number) * 9, path=f"{number * 7919:x}")
+        for number in range(2000)
     ]
     for _ in range(25):
         file.write(batch, {})

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import entries, open_reader, packed, unpacked
 from launcher.accounts.ledger_schema import migrate
 from launcher.base.errors import LauncherError
 
 
-def made(path: Path, *batches: list[Entry]) -> Path:
+def made(path: Path, *batches: list[EndedRequest]) -> Path:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         migrate(connection, path)
@@ -27,14 +27,14 @@ def made(path: Path, *batches: list[Entry]) -> Path:
     return path
 
 
-def entry(ended_at: float) -> Entry:
-    return Entry(
+def entry(ended_at: float) -> EndedRequest:
+    return EndedRequest(
         ended_at=ended_at, request_id=f"r{ended_at}", key="team", slot=3, picos=10**15, first_byte_s=0.25
     )
 
 
 def test_packed_entries_come_back() -> None:
-    batch = [entry(1.5), Entry(ended_at=2.5, request_id="")]
+    batch = [entry(1.5), EndedRequest(ended_at=2.5, request_id="")]
     assert unpacked(packed(batch)) == batch
 
 

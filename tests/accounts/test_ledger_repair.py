@@ -15,7 +15,7 @@ import pytest
 from support.hand_clock import at
 
 from launcher.accounts.budgets import NoSums
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.accounts.ledger_repair import check, lost_at, parts, restore
@@ -47,8 +47,8 @@ def write(path: Path, *ids: str) -> None:
         assert ledger.flush()
 
 
-def entry(request_id: str) -> Entry:
-    return Entry(NOW, request_id, "ann", duration_s=1.0, outcome="completed", output_tokens=5)
+def entry(request_id: str) -> EndedRequest:
+    return EndedRequest(NOW, request_id, "ann", duration_s=1.0, outcome="completed", output_tokens=5)
 
 
 def ids(path: Path) -> list[str]:
@@ -210,7 +210,7 @@ def test_a_whole_ledger_that_is_suspected_stays(path: Path) -> None:
 
 def test_the_state_is_not_ok_while_entries_are_lost(path: Path) -> None:
     with started(path) as ledger:
-        ledger.record(Entry(NOW, "\ud800"))
+        ledger.record(EndedRequest(NOW, "\ud800"))
         assert not ledger.flush()
         assert (ledger.state.ok, ledger.state.lost) == (False, 1)
         assert "cannot write 1 entries" in ledger.state.problem

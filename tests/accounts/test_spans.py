@@ -7,12 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest, Step, Trace, What
 from launcher.accounts.otlp import Span
 from launcher.accounts.spans import spans_of
-from launcher.accounts.timeline import Ended, Step, Trace, What
 
-ENTRY = Entry(
+ENTRY = EndedRequest(
     ended_at=1010.0, request_id="r1", key="team", model="m", path="/v1/chat/completions", status=200, outcome="completed",
     slot=2, duration_s=10.0, queued_s=3.0, first_byte_s=4.0, prompt_tokens=7, cached_tokens=3, output_tokens=5, attempts=1,
     predicted_s=0.5,
@@ -30,9 +29,11 @@ CONTINUED = [
 ]
 
 
-def ended(steps: list[Step] | None = None, reason: str | None = None, **more: Any) -> Ended:
+def ended(steps: list[Step] | None = None, reason: str | None = None, **more: Any) -> EndedRequest:
     trace = Trace("0af7651916cd43dd8448eb211c80319c", 0x1000, "00f067aa0ba902b7", "vendor=1")
-    return Ended(msgspec.structs.replace(ENTRY, **more), reason, 4, 0.5, steps, trace)
+    return msgspec.structs.replace(
+        ENTRY, reason=reason or "", generation=4, admitted_s=0.5, steps=steps, trace=trace, **more
+    )
 
 
 def tree(spans: list[Span]) -> list[tuple[int, str, float, float]]:
@@ -189,4 +190,4 @@ def test_secrets_in_reasons_are_masked() -> None:
 
 
 def test_a_request_that_is_not_traced_has_none() -> None:
-    assert spans_of(Ended(ENTRY)) == []
+    assert spans_of(ENTRY) == []

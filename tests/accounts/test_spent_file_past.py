@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile
 from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
 from launcher.accounts.report_values import hour_begin
@@ -121,7 +121,9 @@ def test_the_sums_of_days(path: Path) -> None:
     for key in ("ann", ""):
         file.write(
             [
-                Entry(ended_at=float(at(end)), request_id="r", key=key, prompt_tokens=tokens, picos=tokens)
+                EndedRequest(
+                    ended_at=float(at(end)), request_id="r", key=key, prompt_tokens=tokens, picos=tokens
+                )
                 for end, tokens in ends.items()
             ],
             {},

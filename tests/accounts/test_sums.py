@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, merged
 from launcher.accounts.ledger_schema import DIMENSIONS, HISTOGRAMS, INTEGERS, SECONDS
 from launcher.accounts.sums import OUTCOMES, Columns, Sums
@@ -21,8 +21,8 @@ TIME = st.none() | st.floats(0, 100)
 
 
 @st.composite
-def an_entry(draw: st.DrawFn) -> Entry:
-    return Entry(
+def an_entry(draw: st.DrawFn) -> EndedRequest:
+    return EndedRequest(
         ended_at=BEGIN + draw(st.floats(0, 4 * 3600 - 1)), request_id="r", key=draw(st.sampled_from(["", "a", "b"])),
         model=draw(st.sampled_from(["m", "n"])), outcome=draw(st.sampled_from([*OUTCOMES, ""])),
         slot=draw(st.none() | st.integers(0, 2)), duration_s=draw(st.floats(0, 1000)), queued_s=draw(TIME),
@@ -32,24 +32,24 @@ def an_entry(draw: st.DrawFn) -> Entry:
     )  # fmt: skip
 
 
-def names(entry: Entry) -> dict[str, str]:
+def names(entry: EndedRequest) -> dict[str, str]:
     slot = "" if entry.slot is None else str(entry.slot)
     return {"all": "", "key": entry.key, "model": entry.model, "slot": slot, "overflow": entry.overflow}
 
 
-def one_by_one(entries: Sequence[Entry]) -> dict[tuple[str, int, str], dict[str, Any]]:
-    parts: dict[tuple[str, int, str], list[Entry]] = {}
+def one_by_one(entries: Sequence[EndedRequest]) -> dict[tuple[str, int, str], dict[str, Any]]:
+    parts: dict[tuple[str, int, str], list[EndedRequest]] = {}
     for entry in entries:
         for dimension, name in names(entry).items():
             parts.setdefault((dimension, int(entry.ended_at // 3600 * 3600), name), []).append(entry)
     return {key: of(part) for key, part in parts.items()}
 
 
-def is_split(entry: Entry) -> bool:
+def is_split(entry: EndedRequest) -> bool:
     return entry.outcome != "refused" and (entry.streamed or not entry.output_tokens)
 
 
-def of(part: list[Entry]) -> dict[str, Any]:
+def of(part: list[EndedRequest]) -> dict[str, Any]:
     def total(amounts: Any) -> int:
         return sum(map(int, amounts))
 
@@ -99,7 +99,7 @@ class Rows:
 
 
 @given(batches=st.lists(st.lists(an_entry(), min_size=1, max_size=12), max_size=4), restart=st.booleans())
-def test_batches_sum_up_as_one_by_one(batches: list[list[Entry]], restart: bool) -> None:
+def test_batches_sum_up_as_one_by_one(batches: list[list[EndedRequest]], restart: bool) -> None:
     """Also where a daemon that starts finds rows of the hour, and where entries of an earlier hour come late."""
     rows = Rows()
     sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended, Step, What
+from launcher.accounts.ended_request import EndedRequest, Step, What
+from launcher.accounts.timeline import timeline_of
 
 
-def ended(**more: Any) -> Ended:
-    kept = {name: more.pop(name) for name in ("reason", "generation", "admitted_s", "steps") if name in more}
+def ended(**more: Any) -> EndedRequest:
     fields: dict[str, Any] = {
         "ended_at": 1010.0, "request_id": "r1", "model": "m", "path": "/v1/chat/completions", "status": 200,
         "outcome": "completed", "slot": 2, "duration_s": 10.0, "queued_s": 3.0, "first_byte_s": 4.0, "attempts": 1,
-        "prompt_tokens": 7, "output_tokens": 5,
+        "prompt_tokens": 7, "output_tokens": 5, "generation": 4, "admitted_s": 0.5,
     }  # fmt: skip
-    return Ended(Entry(**(fields | more)), **({"generation": 4, "admitted_s": 0.5} | kept))
+    return EndedRequest(**(fields | more))
 
 
-def told(of: Ended) -> list[tuple[float, str]]:
-    return [(step.at_s, step.what) for step in of.timeline().steps]
+def told(of: EndedRequest) -> list[tuple[float, str]]:
+    return [(step.at_s, step.what) for step in timeline_of(of).steps]
 
 
 def test_one_attempt() -> None:
-    timeline = ended().timeline()
+    timeline = timeline_of(ended())
     assert (timeline.began, timeline.ended, timeline.outcome, timeline.status) == (
         1000.0,
         1010.0,
@@ -65,7 +64,8 @@ def test_one_that_was_never_sent() -> None:
         streamed=False,
     )
     assert told(refused) == [(0.0, "received"), (0.5, "queued"), (10.0, "ended")]
-    assert refused.timeline().reason == refused.timeline().steps[-1].why == "it is full"
+    timeline = timeline_of(refused)
+    assert timeline.reason == timeline.steps[-1].why == "it is full"
     early = ended(queued_s=None, attempts=0, admitted_s=None, duration_s=0.1, streamed=False)
     assert told(early) == [(0.0, "received"), (0.1, "ended")]
 
@@ -82,7 +82,7 @@ def test_steps_that_were_noted_are_told_as_they_are() -> None:
 
 
 def test_one_in_flight_has_no_end() -> None:
-    timeline = ended(outcome="", status=0, first_byte_s=None).timeline()
+    timeline = timeline_of(ended(outcome="", status=0, first_byte_s=None))
     assert (timeline.ended, timeline.outcome, timeline.status, timeline.tokens) == (None, None, None, None)
     assert [step.what for step in timeline.steps] == ["received", "queued", "sent"]
 
@@ -90,7 +90,7 @@ def test_one_in_flight_has_no_end() -> None:
 def test_an_entry_of_the_ledger_says_what_it_knows() -> None:
     """Of several attempts it has the time of the first and the slot of the last."""
     of_ledger = ended(attempts=3, generation=None, admitted_s=None, overflow="cloud", overflow_reason="full")
-    steps = of_ledger.timeline(source="usage ledger").steps
+    steps = timeline_of(of_ledger, source="usage ledger").steps
     assert [step.what for step in steps] == [
         "received",
         "queued",

@@ -8,22 +8,22 @@ from typing import Any
 import pytest
 from support.ledger_file import LedgerFile, unix
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.report_values import Question, UsageRequests
 from launcher.accounts.usage_report import find_request, latest_requests
 from launcher.base.errors import LauncherError
 from launcher.base.money import picos
 
 NOW = unix("2026-11-23T01:30")
-OVERFLOWED = Entry(
+OVERFLOWED = EndedRequest(
     ended_at=NOW - 9, request_id="r9", key="alice", model="m", adapter="a", path="/v1/chat/completions", status=200,
     outcome="completed", slot=None, duration_s=2.5, first_byte_s=0.31, prompt_tokens=12, cached_tokens=4, output_tokens=7,
     exact=False, attempts=1, overflow="cloud", overflow_reason="predicted", predicted_s=4.25, picos=picos("0.0003"),
 )  # fmt: skip
 
 
-def entry(age_s: int, **more: Any) -> Entry:
-    return Entry(ended_at=NOW - age_s, request_id=f"r{age_s}", **more)
+def entry(age_s: int, **more: Any) -> EndedRequest:
+    return EndedRequest(ended_at=NOW - age_s, request_id=f"r{age_s}", **more)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 
 from chaos.clients import Result
 from launcher.accounts.audit_verify import verify
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.base.errors import LauncherError
 
@@ -94,7 +94,7 @@ def compare(results: Sequence[Result], found: Books, page: str, accepted: int) -
     }
 
 
-def differences(trail: Path, entered: Sequence[Entry]) -> list[str]:
+def differences(trail: Path, entered: Sequence[EndedRequest]) -> list[str]:
     """Of the audit trail and the ledger's entries. Blocks."""
     deadline = time.monotonic() + FLUSHED_S
     while True:
@@ -115,20 +115,20 @@ def differences(trail: Path, entered: Sequence[Entry]) -> list[str]:
     return [rule for rule, holds in rules.items() if not holds]
 
 
-def _equal(result: Result, entry: Entry) -> bool:
+def _equal(result: Result, entry: EndedRequest) -> bool:
     return (entry.prompt_tokens, entry.output_tokens) == result.tokens
 
 
-def _near(result: Result, entry: Entry) -> bool:
+def _near(result: Result, entry: EndedRequest) -> bool:
     assert result.tokens is not None
     pairs = zip((entry.prompt_tokens, entry.output_tokens), result.tokens, strict=True)
     return all(abs(said - true) <= ESTIMATE_TOKENS + ESTIMATE_SHARE * true for said, true in pairs)
 
 
-def _outcomes(known: Iterable[tuple[Result, Entry]]) -> list[str]:
+def _outcomes(known: Iterable[tuple[Result, EndedRequest]]) -> list[str]:
     return [f"{entry.request_id}: {entry.outcome}" for _, entry in known if entry.outcome != "completed"]
 
 
-def _told(result: Result, entry: Entry) -> str:
+def _told(result: Result, entry: EndedRequest) -> str:
     said = (entry.prompt_tokens, entry.output_tokens)
     return f"{result.name}: entered {said}, counted {result.tokens}, continued {entry.continued}"

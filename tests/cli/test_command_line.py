@@ -19,8 +19,8 @@ import pytest
 from support.daemon_process import SOON_S
 from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended
+from launcher.accounts.ended_request import EndedRequest
+from launcher.accounts.timeline import timeline_of
 from launcher.base.errors import BusyError, LauncherError
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
 from launcher.control.client import ControlClient, UnreachableError
@@ -585,8 +585,10 @@ def test_why(daemon: Backstage, operations: FakeOperations, capsys: pytest.Captu
 def test_why_of_a_request(
     daemon: Backstage, operations: FakeOperations, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    entry = Entry(ended_at=9.0, request_id="a/b?c", path="/v1/completions", outcome="rejected", status=429)
-    operations.timelines = {"a/b?c": Ended(entry, "the queue is full").timeline()}
+    entry = EndedRequest(
+        ended_at=9.0, request_id="a/b?c", path="/v1/completions", outcome="rejected", status=429
+    )
+    operations.timelines = {"a/b?c": timeline_of(msgspec.structs.replace(entry, reason="the queue is full"))}
     assert main(["why", "a/b?c"]) == 0
     assert "outcome: refused by the proxy, status 429: the queue is full" in capsys.readouterr().out
     assert main(["why", "a/b?c", "--json"]) == 0

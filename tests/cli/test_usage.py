@@ -13,7 +13,7 @@ import pytest
 from support.fake_operations import Backstage, FakeOperations
 from support.ledger_file import LedgerFile, unix
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.report_values import UsageToday
 from launcher.base.errors import LauncherError
 from launcher.base.money import picos
@@ -57,11 +57,13 @@ def ledger(tmp_path: Path) -> LedgerFile:
     }
     ledger.batch(
         [
-            Entry(ended_at=NOW - 70, request_id="8d1f", key="team-search", slot=1, duration_s=8.0, queued_s=0.01,
+            EndedRequest(ended_at=NOW - 70, request_id="8d1f", key="team-search", slot=1, duration_s=8.0, queued_s=0.01,
                   first_byte_s=0.31, prompt_tokens=1200, cached_tokens=516, output_tokens=300, predicted_s=0.4, **about),
-            Entry(ended_at=NOW - 50, request_id="9e2a", key="batch", duration_s=12.0, first_byte_s=0.9, prompt_tokens=5000,
-                  output_tokens=411, exact=False, predicted_s=6.2, overflow="cloud", overflow_reason="predicted", **about),
-            Entry(ended_at=NOW - 20, request_id="a0b7", status=401, outcome="rejected", path="/v1/models", duration_s=0.001),
+            EndedRequest(ended_at=NOW - 50, request_id="9e2a", key="batch", duration_s=12.0, first_byte_s=0.9,
+                  prompt_tokens=5000, output_tokens=411, exact=False, predicted_s=6.2, overflow="cloud",
+                  overflow_reason="predicted", **about),
+            EndedRequest(ended_at=NOW - 20, request_id="a0b7", status=401, outcome="rejected", path="/v1/models",
+                  duration_s=0.001),
         ]
     )  # fmt: skip
     return ledger
@@ -157,7 +159,11 @@ def test_names_are_text_on_a_terminal_and_exact_in_json(
 ) -> None:
     ledger.hour("2026-11-23T00:00", "model", BAD, requests=1)
     ledger.batch(
-        [Entry(ended_at=NOW - 5, request_id=BAD, key=BAD, model=BAD, overflow=BAD, overflow_reason=BAD)]
+        [
+            EndedRequest(
+                ended_at=NOW - 5, request_id=BAD, key=BAD, model=BAD, overflow=BAD, overflow_reason=BAD
+            )
+        ]
     )
     for words in (["--by", "model"], ["--model", BAD, "--by", "day"], ["--requests"]):
         for form in (["--wide"], ["--csv"]):
@@ -382,7 +388,7 @@ def test_missing_requests_are_told() -> None:
 
 def test_a_backup_is_restored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, backup = tmp_path / "own" / "usage.db", tmp_path / "backup.db"
-    LedgerFile(backup).batch([Entry(1_795_168_800.0, "r")])
+    LedgerFile(backup).batch([EndedRequest(1_795_168_800.0, "r")])
     path.parent.mkdir()
     path.with_name("usage.db.broken-20261120T101500Z").write_bytes(b"broken")
     config = tmp_path / "config.toml"

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended, Step, What
+from launcher.accounts.ended_request import EndedRequest, Step, What
+from launcher.accounts.timeline import timeline_of
 from launcher.cli.why import request_to_text
 
 STEPS = [
@@ -18,7 +18,7 @@ STEPS = [
     Step(2.001, What.SENT, 1, 1),
     Step(2.1, What.CONTINUED, 1, 1),
 ]
-ENTRY = Entry(
+ENTRY = EndedRequest(
     ended_at=1004.0, request_id="r1", key="team", model="m", path="/v1/chat/completions", status=200, outcome="completed",
     slot=1, duration_s=4.0, queued_s=0.4, first_byte_s=1.0, prompt_tokens=1200, cached_tokens=800, output_tokens=40,
     attempts=2, continued=1, predicted_s=0.25,
@@ -26,7 +26,10 @@ ENTRY = Entry(
 
 
 def text(*, steps: list[Step] | None = None, reason: str | None = None, **more: Any) -> str:
-    timeline = Ended(msgspec.structs.replace(ENTRY, **more), reason, 3, 0.0, steps).timeline()
+    ended = msgspec.structs.replace(
+        ENTRY, reason=reason or "", generation=3, admitted_s=0.0, steps=steps, **more
+    )
+    timeline = timeline_of(ended)
     return request_to_text(msgspec.to_builtins(timeline), now=1005.0)
 
 
@@ -69,7 +72,7 @@ def test_words(more: dict[str, Any], said: str) -> None:
 
 
 def test_what_the_ledger_and_the_id_leave_open_is_noted() -> None:
-    timeline = Ended(ENTRY).timeline(source="usage ledger", same_id=2)
+    timeline = timeline_of(ENTRY, source="usage ledger", same_id=2)
     said = request_to_text(msgspec.to_builtins(timeline), now=1005.0)
     assert "note: 2 more requests in memory have this id" in said
     assert "note: from the usage ledger" in said

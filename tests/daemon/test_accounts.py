@@ -13,7 +13,7 @@ import pytest
 from support.deployments import made
 from support.fakes import until
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.base.errors import LauncherError
 from launcher.base.money import PICOS
@@ -22,7 +22,7 @@ from launcher.daemon.accounts import Accounts
 from launcher.proxy.dispatch.traffic import Occupied
 from launcher.telemetry import metrics
 
-ENTRY = Entry(ended_at=2e9, request_id="r")
+ENTRY = EndedRequest(ended_at=2e9, request_id="r")
 
 
 def accounts(folder: Path, proxy: dict[str, Any] | None = None, **usage: Any) -> Accounts:
@@ -99,9 +99,9 @@ def spent(found: Accounts, budget: str = "1000-tokens/month") -> int | str | Non
 async def test_what_keys_spent_is_known_after_a_restart(tmp_path: Path) -> None:
     first = accounts(tmp_path)
     await first.start(dict)
-    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
+    first.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
     assert spent(first) == 300
-    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
+    first.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
     await first.stop()
     second = accounts(tmp_path)
     second.budgets.follow({"ann": "1000-tokens/month"})
@@ -115,7 +115,7 @@ async def test_a_broken_ledger_does_not_open_a_budget(tmp_path: Path) -> None:
     folder = tmp_path / "usage"
     first = accounts(tmp_path)
     await first.start(dict)
-    first.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
+    first.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
     await first.stop()
     (folder / "usage.db").write_bytes(b"broken" * 1000)
     second = accounts(tmp_path)
@@ -151,7 +151,7 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
     path = tmp_path / "usage" / "usage.db"
     first = accounts(tmp_path)
     await first.start(dict)
-    before = Entry(
+    before = EndedRequest(
         ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300, overflow="cloud", picos=2 * PICOS
     )
     first.accounting.record(before)
@@ -166,7 +166,7 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
     await second.start(dict)
     assert spent(second) is None
     assert not second.accounting.caps["cloud"].known
-    second.accounting.record(Entry(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
+    second.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
     change(path, f"DROP TABLE tomorrow; PRAGMA user_version = {version}")
     await until(lambda: spent(second) == 340)
     await until(lambda: second.accounting.caps["cloud"].known)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.report_values import Question
 from launcher.base.errors import LauncherError
@@ -24,7 +24,7 @@ async def served(path: Path) -> AsyncIterator[tuple[UsageReports, Ledger]]:
     ledger = Ledger(Usage(), path)
     ledger.start()
     try:
-        ledger.record(Entry(time.time(), "r", "ann"))
+        ledger.record(EndedRequest(time.time(), "r", "ann"))
         yield UsageReports(ledger, "USD"), ledger
     finally:
         await asyncio.to_thread(ledger.stop)

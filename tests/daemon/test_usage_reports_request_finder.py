@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended, Timeline
+from launcher.accounts.ended_request import EndedRequest
+from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.base.errors import LauncherError, NotFoundError
 from launcher.daemon.usage_reports import RequestFinder
 
 
-def entry(name: str) -> Entry:
-    return Entry(ended_at=5.0, request_id=name, outcome="completed")
+def entry(name: str) -> EndedRequest:
+    return EndedRequest(ended_at=5.0, request_id=name, outcome="completed")
 
 
 @dataclass
@@ -27,9 +27,9 @@ class Known:
     broken: bool = False
 
     def timeline(self, request_id: str) -> Timeline | None:
-        return Ended(entry(request_id)).timeline() if request_id in self.memory else None
+        return timeline_of(entry(request_id)) if request_id in self.memory else None
 
-    async def request(self, request_id: str) -> tuple[Entry | None, float | None]:
+    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
         if self.broken:
             raise LauncherError("cannot report usage: the daemon keeps no usage ledger", "x")
         return (entry(request_id), None) if request_id in self.ledger else (None, self.back_to)

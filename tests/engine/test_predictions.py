@@ -24,7 +24,7 @@ from support.engine_runs import READY_S, Configure
 from support.keys import new_key
 from support.ports import free_port
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import entries, open_reader
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
@@ -129,7 +129,7 @@ class Service:
         """Requests per second with more clients than the instances run at once."""
         return asyncio.run(self._workers(5 * PLACES, seconds))
 
-    def play(self, key: str, rate: float, seconds: float) -> list[Entry]:
+    def play(self, key: str, rate: float, seconds: float) -> list[EndedRequest]:
         """Entries of the requests that came at that rate."""
         began = time.time()
         asyncio.run(self._open_loop(key, rate, seconds))
@@ -163,14 +163,14 @@ when = "predicted_ttft > {LIMIT_S:g}s"
         elsewhere.stop()
 
 
-def good(entry: Entry) -> bool:
+def good(entry: EndedRequest) -> bool:
     """The prediction is within 25 % or 100 ms."""
     assert entry.predicted_s is not None
     assert entry.first_byte_s is not None
     return abs(entry.predicted_s - entry.first_byte_s) <= max(0.25 * entry.first_byte_s, 0.1)
 
 
-def part(entries: Sequence[Entry]) -> float:
+def part(entries: Sequence[EndedRequest]) -> float:
     return sum(map(good, entries)) / len(entries)
 
 

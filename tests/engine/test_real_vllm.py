@@ -24,7 +24,7 @@ from integration.load import Load
 from support.daemon_process import DaemonProcess, eventually
 from support.engine_runs import READY_S
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.base.cpuset import CpuSet
 
@@ -184,7 +184,7 @@ def test_a_stream_counts_as_its_whole_response_does(daemon: DaemonProcess) -> No
     assert unasked == asked
     ledger = daemon.folder / "state" / "usage" / "usage.db"
 
-    def entered() -> dict[str, Entry] | None:
+    def entered() -> dict[str, EndedRequest] | None:
         reader = open_reader(ledger)
         found = {entry.request_id: entry for entry in entries(reader, 0, 1e12)}
         reader.close()

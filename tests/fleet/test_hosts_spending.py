@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from launcher.accounts.budgets import Budgets, BudgetState, NoSums, Past, Reservation, Rules
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.spending import Heard, Known, Spent, SpentElsewhere, merged, sums
 from launcher.accounts.spent_file import SpentFile
 from launcher.base.clock import Clock
@@ -115,8 +115,8 @@ class Host:
             self.budgets.spend(entry(self._clock(), amount))
 
 
-def entry(now: float, tokens: int) -> Entry:
-    return Entry(
+def entry(now: float, tokens: int) -> EndedRequest:
+    return EndedRequest(
         ended_at=now, request_id="r", key="ann", model="m", path="/", status=200, outcome="completed",
         duration_s=1.0, output_tokens=tokens,
     )  # fmt: skip

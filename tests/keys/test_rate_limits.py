@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from support.hand_clock import HandClock
 
 from launcher.accounts.budgets import Budgets, Past, Rules
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.spending import Spent
 from launcher.accounts.spent_file import SpentFile
 from launcher.base.api_errors import HttpError
@@ -242,7 +242,7 @@ def test_a_budget_that_is_spent(tmp_path: Path) -> None:
     first.finish(0, 1.0)  # a fault ends a request twice
     reserved(of, held, 30).finish(30, 1.0)
     second.finish(60, 1.0)
-    held.spend(Entry(ended_at=1_795_168_800.0, request_id="r", key="n", prompt_tokens=100))
+    held.spend(EndedRequest(ended_at=1_795_168_800.0, request_id="r", key="n", prompt_tokens=100))
     with pytest.raises(HttpError) as caught:
         reserved(of, held, 1)
     refused = caught.value

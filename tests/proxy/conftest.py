@@ -17,7 +17,7 @@ from support.jumping_loop import JumpingLoop
 from support.overflow import cloud, outside, proxy_with  # noqa: F401  fixtures
 from support.proxy_under_test import Build, ProxyUnderTest
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base.background import RunningClock
 from launcher.base.money import TokenPrices
 from launcher.config.schema import Model, Proxy
@@ -39,7 +39,7 @@ async def build(tmp_path: Path) -> AsyncIterator[Build]:
         async def make(*names: str, **settings: object) -> ProxyUnderTest:
             idle: list[tuple[int, int]] = []
             suspects: list[tuple[int, int, str]] = []
-            entries: list[Entry] = []
+            entries: list[EndedRequest] = []
             prices = settings.pop("prices", None)
             aliases = settings.pop("aliases", {})
             most_clients = settings.pop("most_clients", None)

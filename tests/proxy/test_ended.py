@@ -19,7 +19,7 @@ from support.proxy_under_test import Build, ProxyUnderTest, until
 from support.scripted_engine import DONE, ENGINE_ERROR, Call, Script
 from support.token_engine import PROMPT, TokenEngine
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base.money import token_prices
 
 __all__ = ["cloud", "proxy_with"]  # fixtures
@@ -61,13 +61,13 @@ def in_turn(*scripts: Script) -> Script:
     return answer
 
 
-async def ended(proxy: ProxyUnderTest) -> Entry:
+async def ended(proxy: ProxyUnderTest) -> EndedRequest:
     """The entry of the only request."""
     await until(lambda: len(proxy.entries) == 1)
     return proxy.entries[0]
 
 
-def tokens(entry: Entry) -> tuple[int, int, int]:
+def tokens(entry: EndedRequest) -> tuple[int, int, int]:
     return entry.prompt_tokens, entry.cached_tokens, entry.output_tokens
 
 

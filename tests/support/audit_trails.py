@@ -7,7 +7,7 @@ from pathlib import Path
 
 from launcher.accounts.audit import Writer
 from launcher.accounts.audit_chain import ControlEntry
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base import clock as clock_module
 from launcher.config.usage_schema import Audit
 
@@ -15,8 +15,8 @@ BEGAN = 1_790_000_000.0  # 2026-09-21 14:13:20 UTC
 DAY_S = 86400.0
 
 
-def an_entry(number: int, at: float = BEGAN) -> Entry:
-    return Entry(
+def an_entry(number: int, at: float = BEGAN) -> EndedRequest:
+    return EndedRequest(
         ended_at=at, request_id=f"request-{number}", key="team-a", model="tiny", path="/v1/completions", status=200,
         outcome="completed", slot=0, duration_s=0.25, prompt_tokens=12, output_tokens=number,
     )  # fmt: skip

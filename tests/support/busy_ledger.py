@@ -9,15 +9,15 @@ import time
 from pathlib import Path
 
 from launcher.accounts import ledger as writer
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.config.schema import Usage
 
 PER_S = 2000
 
 
-def entry(number: int, now: float) -> Entry:
-    return Entry(
+def entry(number: int, now: float) -> EndedRequest:
+    return EndedRequest(
         ended_at=now, request_id=str(number), key=f"key {number % 7}", model=f"model {number % 3}", slot=number % 5,
         outcome="completed" if number % 11 else "failed", prompt_tokens=number % 1000, cached_tokens=number % 10,
         output_tokens=number % 100, picos=number * 1000, queued_s=0.001, first_byte_s=0.2, duration_s=1.0,

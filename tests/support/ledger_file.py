@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, to_bytes
 from launcher.accounts.ledger_reader import packed
 from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
@@ -61,7 +61,7 @@ class LedgerFile:
         with self.changed() as file:
             file.execute("INSERT INTO metered VALUES (?, ?, ?, ?)", (what, self._time(at), name, amount))
 
-    def batch(self, entries: Sequence[Entry]) -> None:
+    def batch(self, entries: Sequence[EndedRequest]) -> None:
         ends = [entry.ended_at for entry in entries]
         with self.changed() as file:
             file.execute(

@@ -14,7 +14,7 @@ from aiohttp.client import _RequestContextManager
 from support.fakes import SOON_S
 from support.scripted_engine import FakeEngine, Script, answer_chat, answer_metrics, not_found
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.proxy.server import ProxyServer
 
 
@@ -28,7 +28,7 @@ class ProxyUnderTest:
     client: aiohttp.ClientSession
     idle: list[tuple[int, int]]
     suspects: list[tuple[int, int, str]]
-    entries: list[Entry]
+    entries: list[EndedRequest]
 
     async def engine(
         self,

@@ -7,8 +7,8 @@ import logging
 from typing import assert_never
 
 from launcher.accounts.budgets import Budgets
+from launcher.accounts.ended_request import What
 from launcher.accounts.spending import NOTHING, Spent
-from launcher.accounts.timeline import What
 from launcher.balancing.prefix_cache import fingerprint
 from launcher.balancing.upstreams import Demand, InstanceId, Ticket
 from launcher.base.api_errors import HttpError, unavailable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from launcher.accounts.timeline import What
+from launcher.accounts.ended_request import What
 from launcher.base.api_errors import CLIENT_ERROR, SERVER_ERROR
 from launcher.base.text import quoted
 from launcher.keys.api_keys import KEY_FIELDS

@@ -6,13 +6,13 @@ import asyncio
 import time
 from typing import Final
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Timeline
+from launcher.accounts.ended_request import EndedRequest
+from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.balancing.balancer import Balancer
 from launcher.config.schema import Proxy
-from launcher.proxy.ended import NO_TOKENS, Accounting, entry_of, tells_cached, tokens_of
+from launcher.proxy.ended import NO_TOKENS, Accounting, Tokens, ended_request, tells_cached, tokens_of
 from launcher.proxy.observability.stats import Counters
-from launcher.proxy.observability.timelines import Timelines, so_far
+from launcher.proxy.observability.timelines import Timelines
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.events import CommentDue, Event, ServerStopped
 from launcher.proxy.request.record import Post, Request
@@ -59,7 +59,7 @@ class RequestRegistry:
                 request.key.sums.accepted += 1
 
     def count(self, request: Request, _event: Event, now: float) -> None:
-        """It has ended: outcome, histograms, its key's charge, its entry."""
+        """It has ended: outcome, histograms, its key's charge, its record."""
         self._in_flight.discard(request)
         outcome = request.outcome
         if request.counted or outcome is None:
@@ -72,6 +72,7 @@ class RequestRegistry:
             request.grant.finish(tokens.prompt + tokens.output, now, output=tokens.output)
         if not request.accepted:
             request.counted = True
+            request.ended = self._record(request, tokens, now)
             return
         self._counters.end(request, outcome)
         if request.model is not None:
@@ -81,10 +82,7 @@ class RequestRegistry:
         if request.key is not None:
             request.key.sums.ended[outcome] += 1
         self._observe(request, now)
-        accounting = self._accounting
-        entry = entry_of(request, tokens, accounting.prices, now, time.time())
-        accounting.record(entry)
-        self._keep(request, entry, now)
+        self._tell(request, tokens, now)
         if self._awaited and not self._counters.in_flight:
             self._idle.set()
 
@@ -96,18 +94,24 @@ class RequestRegistry:
         same_id = len(running) + len(ended) - 1
         if running:
             request = max(running, key=lambda r: r.started)
-            return so_far(request, entry_of(request, NO_TOKENS, None, now, time.time())).timeline(
-                same_id=same_id
-            )
-        return ended[0].timeline(same_id=same_id) if ended else None
+            return timeline_of(self._record(request, NO_TOKENS, now), same_id=same_id)
+        return timeline_of(ended[0], same_id=same_id) if ended else None
 
-    def _keep(self, request: Request, entry: Entry, now: float) -> None:
-        tracing = self._accounting.tracing
-        if tracing is None:
-            self._timelines.keep(request, entry, now)
-        else:
+    def _tell(self, request: Request, tokens: Tokens, now: float) -> None:
+        """Whoever takes ended requests."""
+        accounting = self._accounting
+        tracing = accounting.tracing
+        if tracing is not None:
             tracing.decide(request)
-            tracing.record(self._timelines.keep(request, entry, now))
+        request.ended = ended = self._record(request, tokens, now)
+        accounting.record(ended)
+        self._timelines.keep(ended, now)
+        if tracing is not None:
+            tracing.record(ended)
+
+    def _record(self, request: Request, tokens: Tokens, now: float) -> EndedRequest:
+        """As it is now."""
+        return ended_request(request, tokens, self._accounting.prices, now, time.time())
 
     def _observe(self, request: Request, now: float) -> None:
         timings, started, outcome = self._timings, request.started, request.outcome

@@ -6,7 +6,7 @@ the upstream's connection (sse/fast_path.py), which is armed here.
 
 from __future__ import annotations
 
-from launcher.accounts.timeline import What
+from launcher.accounts.ended_request import What
 from launcher.balancing.balancer import Balancer
 from launcher.base.api_errors import SERVER_ERROR, HttpError
 from launcher.proxy.continuation.splicer import Diverged as DivergedError

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from launcher.accounts.ended_request import EndedRequest
 from launcher.base.api_errors import CLIENT_ERROR
-from launcher.base.text import MAX_LINE, quoted
+from launcher.base.text import MAX_LINE, MAX_QUOTED, cut, quoted
 from launcher.proxy.request.record import Request
 
 ACCESS: Final = logging.getLogger("launcher.access")
@@ -37,25 +38,27 @@ class AccessLog:
         """`wanted`: "all", "errors" or "off". `call_soon`: runs a callback at the event loop's next turn."""
         self._wanted = wanted
         self._call_soon = call_soon
-        self._lines: list[tuple[int, str, Request, float]] = []
+        self._lines: list[tuple[int, str, EndedRequest]] = []
 
-    def add(self, request: Request, _event: object, now: float) -> None:
+    def add(self, request: Request, _event: object, _now: float) -> None:
         """A request has ended. No prompt text gets into the log."""
-        if self._wanted != "all" and (
-            self._wanted == "off" or (request.outcome == "completed" and request.status < CLIENT_ERROR)
+        ended = request.ended
+        if ended is None or (
+            self._wanted != "all"
+            and (self._wanted == "off" or (ended.outcome == "completed" and ended.status < CLIENT_ERROR))
         ):
             return
-        path = request.path
+        path = ended.path
         level = logging.DEBUG if path in _QUIET else logging.INFO
         if not ACCESS.isEnabledFor(level):
             return
-        slot = "-" if request.slot is None else request.slot
-        why = f": {quoted(request.reason, MAX_LINE)}" if request.reason else ""
+        slot = "-" if ended.slot is None else ended.slot
+        why = f": {quoted(ended.reason, MAX_LINE)}" if ended.reason else ""
         text = (
-            f"{request.method} {quoted(path)} {request.status or '-'} slot={slot} {(now - request.started) * 1000:.1f} ms "
-            f"{request.outcome} {request.request_id}{why}"
+            f"{ended.method} {quoted(path)} {ended.status or '-'} slot={slot} {ended.duration_s * 1000:.1f} ms "
+            f"{ended.outcome} {ended.request_id}{why}"
         )
-        self._lines.append((level, text, request, now))
+        self._lines.append((level, text, ended))
         if len(self._lines) == 1:
             self._call_soon(self.flush)
         elif len(self._lines) >= MOST_LINES:
@@ -67,14 +70,39 @@ class AccessLog:
         if not lines:
             return
         if (writer := _writer()) is None:
-            for level, text, request, at in lines:
-                ACCESS.handle(_record(level, text, request.fields(at)))
+            for level, text, ended in lines:
+                ACCESS.handle(_record(level, text, _fields(ended)))
         elif writer.takes_fields:
-            writer.write_lines(
-                ACCESS.name, [(level, text, request.fields(at)) for level, text, request, at in lines]
-            )
+            writer.write_lines(ACCESS.name, [(level, text, _fields(ended)) for level, text, ended in lines])
         else:
-            writer.write_lines(ACCESS.name, [(level, text, _NO_FIELDS) for level, text, _, _ in lines])
+            writer.write_lines(ACCESS.name, [(level, text, _NO_FIELDS) for level, text, _ in lines])
+
+
+def _fields(ended: EndedRequest) -> dict[str, object]:
+    """Names are those of docs."""
+    return {
+        "request_id": ended.request_id,
+        "method": ended.method,
+        "path": ended.path if len(ended.path) <= MAX_QUOTED else cut(ended.path),
+        "status": ended.status,
+        "model": ended.model or None,
+        "adapter": ended.adapter or None,
+        "slot": ended.slot,
+        "duration_s": round(ended.duration_s, 6),
+        "queued_s": None if ended.queued_s is None else round(ended.queued_s, 6),
+        "first_byte_s": None if ended.first_byte_s is None else round(ended.first_byte_s, 6),
+        "predicted_s": None if ended.predicted_s is None else round(ended.predicted_s, 6),
+        "bytes_in": ended.bytes_in,
+        "bytes_out": ended.bytes_out,
+        "attempts": ended.attempts,
+        "continued": ended.continued,
+        "key": ended.key or None,
+        "overflowed": ended.overflow != "",
+        "overflow": ended.overflow or None,
+        "overflow_reason": ended.overflow_reason or None,
+        "outcome": ended.outcome,
+        "reason": ended.reason or None,
+    }
 
 
 def _writer() -> LineWriter | None:

@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended, Trace
+from launcher.accounts.ended_request import EndedRequest, Trace
 from launcher.proxy.http1.requests import RequestHead
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
@@ -20,49 +19,32 @@ UNUSUAL: Final = 1024  # failed, retried, continued, or sent to an overflow endp
 LATE: Final = 128  # those that waited longest, in each half-hour; two half-hours are kept
 LATE_S: Final = 1800.0
 
-_Late = tuple[float, int, Ended]  # seconds waited, a number, the request
-
-
-def so_far(request: Request, entry: Entry) -> Ended:
-    """What is known of a request."""
-    admitted, trace = request.admitted, request.trace
-    return Ended(
-        entry,
-        request.reason,
-        request.generation,
-        None if admitted is None else admitted - request.started,
-        request.steps,
-        None if trace is None or not trace.sampled else trace,
-    )
+_Late = tuple[float, int, EndedRequest]  # seconds waited, a number, the request
 
 
 class Timelines:
     """A bounded number of ended requests. One event loop, no other owner."""
 
     def __init__(self) -> None:
-        self._recent: deque[Ended] = deque(maxlen=RECENT)
-        self._unusual: deque[Ended] = deque(maxlen=UNUSUAL)
+        self._recent: deque[EndedRequest] = deque(maxlen=RECENT)
+        self._unusual: deque[EndedRequest] = deque(maxlen=UNUSUAL)
         self._late: list[_Late] = []  # a heap, the shortest wait first
         self._late_before: list[_Late] = []  # of the half-hour before
         self._late_from_s = 0.0  # a shorter wait is not among the longest
         self._late_until = 0.0  # loop time at which the half-hour ends
         self._number = 0
 
-    def keep(self, request: Request, entry: Entry, now: float) -> Ended:
+    def keep(self, ended: EndedRequest, now: float) -> None:
         """A request has ended. `now`: loop time."""
-        ended = so_far(request, entry)
         self._recent.append(ended)
-        if request.steps is not None or request.outcome is Outcome.FAILED:
+        if ended.steps is not None or ended.outcome == Outcome.FAILED:
             self._unusual.append(ended)
         # What its client waited for: a stream's first token, and before any other response the queue.
-        waited_until = request.first_byte if request.tracker is not None else request.bound
-        if waited_until is not None:
-            waited_s = waited_until - request.started
-            if waited_s > self._late_from_s or now >= self._late_until:
-                self._keep_late(waited_s, ended, now)
-        return ended
+        waited_s = ended.first_byte_s if ended.streamed else ended.queued_s
+        if waited_s is not None and (waited_s > self._late_from_s or now >= self._late_until):
+            self._keep_late(waited_s, ended, now)
 
-    def _keep_late(self, waited_s: float, ended: Ended, now: float) -> None:
+    def _keep_late(self, waited_s: float, ended: EndedRequest, now: float) -> None:
         if now >= self._late_until:
             self._late_before = self._late if now < self._late_until + LATE_S else []
             self._late, self._late_from_s, self._late_until = [], 0.0, now + LATE_S
@@ -72,12 +54,12 @@ class Timelines:
             heapq.heappop(self._late)
             self._late_from_s = self._late[0][0]
 
-    def find(self, request_id: str) -> list[Ended]:
+    def find(self, request_id: str) -> list[EndedRequest]:
         """Every ended request with this id, the latest first."""
-        found = {id(ended): ended for ended in self._all() if ended.entry.request_id == request_id}
-        return sorted(found.values(), key=lambda ended: ended.entry.ended_at, reverse=True)
+        found = {id(ended): ended for ended in self._all() if ended.request_id == request_id}
+        return sorted(found.values(), key=lambda ended: ended.ended_at, reverse=True)
 
-    def _all(self) -> Iterator[Ended]:
+    def _all(self) -> Iterator[EndedRequest]:
         yield from self._recent
         yield from self._unusual
         for _, _, ended in self._late:
@@ -88,7 +70,7 @@ class Timelines:
     @property
     def complete_since(self) -> float | None:
         """Unix time of the earliest end from which on every request is kept; None: none is missing."""
-        return self._recent[0].entry.ended_at if len(self._recent) == RECENT else None
+        return self._recent[0].ended_at if len(self._recent) == RECENT else None
 
     def __len__(self) -> int:
         """Requests that are kept for a short time."""
@@ -144,7 +126,9 @@ _TRACE_BITS: Final = 128
 class RequestTracing:
     """Decides once for each request. A client's `traceparent` decides by its sampled flag, else `share` does."""
 
-    def __init__(self, share: float, draw: Callable[[int], int], export: Callable[[Ended], None]) -> None:
+    def __init__(
+        self, share: float, draw: Callable[[int], int], export: Callable[[EndedRequest], None]
+    ) -> None:
         """`draw`: an integer of so many random bits. `export`: takes a traced request that has ended; returns at once and
         never raises."""
         self._below = round(share * (1 << _SHARE_BITS))
@@ -177,7 +161,7 @@ class RequestTracing:
         if request.trace is None:
             request.trace = self._begin(request)
 
-    def record(self, ended: Ended) -> None:
+    def record(self, ended: EndedRequest) -> None:
         """A request has ended."""
         if ended.trace is not None:
             self._export(ended)

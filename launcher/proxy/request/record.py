@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from launcher.accounts.timeline import Step, Trace, What
+from launcher.accounts.ended_request import EndedRequest, Step, Trace, What
 from launcher.balancing.upstreams import Ending, Ticket, Upstream
 from launcher.base.api_errors import HttpError
-from launcher.base.text import MAX_QUOTED, cut
 from launcher.keys.api_keys import KeyEntry
 from launcher.keys.rate_limits import Grant
 from launcher.proxy.continuation.splicer import Splicer
@@ -49,13 +48,14 @@ class Request:
 
     __slots__ = (
         "accepted", "adapter", "admitted", "answer", "attempt", "attempts", "body", "body_reader", "bound", "bytes_in",
-        "bytes_out", "choices", "chunked", "client", "comment_at", "commented", "committed", "continued", "counted", "cut",
-        "deaths", "ending", "error", "events", "failures", "faulted", "finished", "first_byte", "first_byte_timeout_s",
-        "forwarded", "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s", "lines", "local_ticket",
-        "looked", "match", "method", "model", "opening", "outcome", "overflow", "overflow_reason", "overflow_tried", "path",
-        "pending", "picos", "predicted_s", "prompt_bytes", "reason", "request_id", "slot", "splice", "stalled_at",
-        "started", "state", "status", "steps", "stored", "tail", "ticket", "token_bounds", "trace", "tracker", "transcript",
-        "unread_tail", "unsent_head", "usage", "usage_ask", "usage_doubt", "usage_is_exact", "wished",
+        "bytes_out", "choices", "chunked", "client", "comment_at", "commented", "committed", "continued", "counted",
+        "cut", "deaths", "ended", "ending", "error", "events", "failures", "faulted", "finished", "first_byte",
+        "first_byte_timeout_s", "forwarded", "generation", "grant", "head", "head_sent", "keep_alive", "key", "latest_s",
+        "lines", "local_ticket", "looked", "match", "method", "model", "opening", "outcome", "overflow",
+        "overflow_reason", "overflow_tried", "path", "pending", "picos", "predicted_s", "prompt_bytes", "reason",
+        "request_id", "slot", "splice", "stalled_at", "started", "state", "status", "steps", "stored", "tail", "ticket",
+        "token_bounds", "trace", "tracker", "transcript", "unread_tail", "unsent_head", "usage", "usage_ask",
+        "usage_doubt", "usage_is_exact", "wished",
     )  # fmt: skip
 
     def __init__(  # noqa: PLR0915
@@ -114,6 +114,7 @@ class Request:
         self.generation: int | None = None  # of its instance
         self.trace: Trace | None = None  # None: tracing is off, or has not decided
         self.steps: list[Step] | None = None  # what happened; None: nothing but what this record says
+        self.ended: EndedRequest | None = None  # its record, once it was counted
         self.bound: float | None = None  # when an instance was first asked
         self.failures: FailedAttempts | None = None
         self.deaths = 0  # instances that died with it before its first byte
@@ -226,33 +227,6 @@ class Request:
             return None
         upstream = None if self.attempt is None else self.attempt.upstream
         return "" if upstream is None else upstream.model  # no request waits for ""
-
-    def fields(self, now: float) -> dict[str, object]:
-        """Fields of the access log; names are those of docs, prefixed so that LogRecord's own stay."""
-        started = self.started
-        return {
-            "request_id": self.request_id,
-            "method": self.method,
-            "path": self.path if len(self.path) <= MAX_QUOTED else cut(self.path),
-            "status": self.status,
-            "model": self.model,
-            "adapter": self.adapter,
-            "slot": self.slot,
-            "duration_s": round(now - started, 6),
-            "queued_s": None if self.bound is None else round(self.bound - started, 6),
-            "first_byte_s": None if self.first_byte is None else round(self.first_byte - started, 6),
-            "predicted_s": None if self.predicted_s is None else round(self.predicted_s, 6),
-            "bytes_in": self.bytes_in,
-            "bytes_out": self.bytes_out,
-            "attempts": self.attempts,
-            "continued": self.continued,
-            "key": None if self.key is None else self.key.record.name,
-            "overflowed": self.overflowed,
-            "overflow": self.overflow or None,
-            "overflow_reason": self.overflow_reason,
-            "outcome": self.outcome,
-            "reason": self.reason,
-        }
 
 
 Post = Callable[[Request, Event], None]

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.requests import request_of
 
+from launcher.accounts.ended_request import EndedRequest
 from launcher.proxy.observability.access_log import ACCESS, MOST_LINES, AccessLog
 from launcher.proxy.request.actions import Outcome
 from launcher.proxy.request.record import Request
@@ -21,13 +22,12 @@ def ended(number: int = 0, status: int = 200, path: str = "/v1/models", **more: 
         "request_id": f"r{number}",
         "method": "GET",
         "path": path,
-        "started": 1.0,
         "status": status,
+        "duration_s": 1.0,
+        "outcome": Outcome.COMPLETED if status < 500 else Outcome.FAILED,
         **more,
     }
-    for name, value in values.items():
-        setattr(made, name, value)
-    made.outcome = Outcome.COMPLETED if status < 500 else Outcome.FAILED
+    made.ended = EndedRequest(1.0, **values)  # type: ignore[arg-type]
     return made
 
 
@@ -59,13 +59,17 @@ def attach() -> Iterator[Callable[[Writer], None]]:
     ACCESS.setLevel(level)
 
 
+def test_a_record_has_no_field_for_a_prompt() -> None:
+    assert not {"body", "prompt", "messages", "text"} & set(EndedRequest.__struct_fields__)
+
+
 def test_lines_wait_for_the_next_turn_of_the_event_loop(attach: Callable[[Writer], None]) -> None:
     attach(writer := Writer(takes_fields=False))
     soon: list[Callable[[], None]] = []
     log = AccessLog("all", soon.append)
-    log.add(ended(1), None, 1.25)
-    log.add(ended(2, path="/health"), None, 1.5)
-    log.add(ended(3, 502, "/a\nb", slot=3, reason="it\ndied"), None, 1.5)
+    log.add(ended(1, duration_s=0.25), None, 0.0)
+    log.add(ended(2, path="/health", duration_s=0.5), None, 0.0)
+    log.add(ended(3, 502, "/a\nb", slot=3, reason="it\ndied", duration_s=0.5), None, 0.0)
     assert not writer.writes
     (flush,) = soon
     flush()
@@ -77,7 +81,7 @@ def test_lines_wait_for_the_next_turn_of_the_event_loop(attach: Callable[[Writer
             (logging.INFO, "GET /a\\nb 502 slot=3 500.0 ms failed r3: it\\ndied", {}),
         ]
     ]
-    log.add(ended(4), None, 2.0)
+    log.add(ended(4), None, 0.0)
     assert len(soon) == 2
 
 
@@ -89,7 +93,7 @@ def test_no_line_is_lost_or_written_twice(turns: list[bool]) -> None:
     soon: list[Callable[[], None]] = []
     log = AccessLog("all", soon.append)
     for number, turn in enumerate(turns):
-        log.add(ended(number), None, 2.0)
+        log.add(ended(number), None, 0.0)
         if turn:
             while soon:
                 soon.pop()()
@@ -107,9 +111,9 @@ def test_only_wanted_requests_get_a_line(
 ) -> None:
     caplog.set_level(logging.INFO, "launcher.access")
     log = AccessLog(wanted, lambda _flush: None)
-    log.add(ended(1), None, 2.0)
-    log.add(ended(2, 404), None, 2.0)
-    log.add(ended(3, path="/load"), None, 2.0)
+    log.add(ended(1), None, 0.0)
+    log.add(ended(2, 404), None, 0.0)
+    log.add(ended(3, path="/load"), None, 0.0)
     log.flush()
     assert [record.__dict__["request_id"] for record in caplog.records] == seen
 
@@ -117,7 +121,7 @@ def test_only_wanted_requests_get_a_line(
 def test_other_handlers_get_records_with_fields(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "launcher.access")
     log = AccessLog("all", lambda _flush: None)
-    log.add(ended(1, slot=2), None, 2.0)
+    log.add(ended(1, slot=2), None, 0.0)
     log.flush()
     (record,) = caplog.records
     assert record.getMessage() == "GET /v1/models 200 slot=2 1000.0 ms completed r1"

@@ -29,12 +29,3 @@ def test_a_request_ends_once() -> None:
     counters.end(request, Outcome.COMPLETED)
     with pytest.raises(AssertionError):
         counters.end(request, Outcome.FAILED)
-
-
-def test_fields_hold_no_prompt() -> None:
-    request = request_of()
-    request.first_byte = 0.5
-    fields = request.fields(2.0)
-    assert fields["duration_s"] == 2.0
-    assert fields["first_byte_s"] == 0.5
-    assert not {"body", "prompt", "messages"} & set(fields)

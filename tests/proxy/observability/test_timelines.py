@@ -7,7 +7,7 @@ import tracemalloc
 
 from support.requests import request_of
 
-from launcher.accounts.entry import Entry
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.timeline import What
 from launcher.proxy.observability.timelines import LATE, LATE_S, RECENT, UNUSUAL, Timelines
 from launcher.proxy.request.actions import Outcome
@@ -17,10 +17,9 @@ from launcher.proxy.request.record import MAX_STEPS, Request
 def keep(
     timelines: Timelines, name: str, *, waited_s: float = 0.0, failed: bool = False, now: float = 1.0
 ) -> None:
-    request = request_of()
-    request.outcome = Outcome.FAILED if failed else Outcome.COMPLETED
-    request.bound = request.started + waited_s
-    timelines.keep(request, Entry(ended_at=now, request_id=name), now)
+    outcome = Outcome.FAILED if failed else Outcome.COMPLETED
+    ended = EndedRequest(ended_at=now, request_id=name, outcome=outcome, queued_s=waited_s, streamed=False)
+    timelines.keep(ended, now)
 
 
 def names(timelines: Timelines, *asked: str) -> list[str]:
@@ -70,7 +69,7 @@ def test_of_one_id_the_latest_comes_first() -> None:
     timelines = Timelines()
     for at in (1.0, 3.0, 2.0):
         keep(timelines, "same", now=at, failed=True)
-    assert [ended.entry.ended_at for ended in timelines.find("same")] == [3.0, 2.0, 1.0]
+    assert [ended.ended_at for ended in timelines.find("same")] == [3.0, 2.0, 1.0]
 
 
 def noted(request: Request) -> Request:
@@ -86,11 +85,12 @@ def test_memory_is_bounded() -> None:
         for number in range(RECENT + UNUSUAL):
             request = noted(request_of()) if number < UNUSUAL else request_of()
             name = f"0123456789abcdef0123{number:x}"
-            entry = Entry(
+            ended = EndedRequest(
                 number * 1.1, name, "team", "m", "", request.path, 200, "completed", 1, number * 1.2, number * 1.3,
-                number * 1.4, 1000 + number, 500, 300 + number,
+                number * 1.4, 1000 + number, 500, 300 + number, bytes_in=1000 + number, bytes_out=2000 + number,
+                generation=300, admitted_s=number * 1.5, steps=request.steps,
             )  # fmt: skip
-            timelines.keep(request, entry, 1.0)
+            timelines.keep(ended, 1.0)
         return timelines
 
     gc.collect()

@@ -8,10 +8,9 @@ import re
 import pytest
 from support.requests import request_of
 
-from launcher.accounts.entry import Entry
-from launcher.accounts.timeline import Ended
+from launcher.accounts.ended_request import EndedRequest
 from launcher.proxy.http1.requests import parse_request
-from launcher.proxy.observability.timelines import RequestTracing, parent_of, so_far
+from launcher.proxy.observability.timelines import RequestTracing, parent_of
 from launcher.proxy.request.record import Request
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7"
@@ -25,14 +24,15 @@ def asked(*fields: str) -> Request:
     return request
 
 
-def tracing(share: float, exported: list[Ended] | None = None) -> RequestTracing:
+def tracing(share: float, exported: list[EndedRequest] | None = None) -> RequestTracing:
     draw = random.Random(7).getrandbits  # noqa: S311
     return RequestTracing(share, draw, [].append if exported is None else exported.append)
 
 
 def record(sampler: RequestTracing, request: Request) -> None:
     sampler.decide(request)
-    sampler.record(so_far(request, Entry(1.0, "r")))
+    trace = request.trace
+    sampler.record(EndedRequest(1.0, "r", trace=trace if trace is not None and trace.sampled else None))
 
 
 def context(lines: bytes) -> tuple[str, str, bool]:
@@ -79,7 +79,7 @@ def test_tracestate_is_joined_and_bounded() -> None:
 
 
 def test_a_client_that_samples_is_traced_whatever_the_share() -> None:
-    exported: list[Ended] = []
+    exported: list[EndedRequest] = []
     sampler, request = tracing(0.0, exported), asked(f"traceparent: 00-{TRACE}-{SPAN}-01", "tracestate: a=1")
     first, second = context(sampler.lines(request)), context(sampler.lines(request))
     assert (first[0], second[0]) == (TRACE, TRACE)
@@ -92,7 +92,7 @@ def test_a_client_that_samples_is_traced_whatever_the_share() -> None:
 
 
 def test_a_client_that_does_not_is_not_and_its_context_passes() -> None:
-    exported: list[Ended] = []
+    exported: list[EndedRequest] = []
     sampler, request = tracing(1.0, exported), asked(f"traceparent: 00-{TRACE}-{SPAN}-00")
     assert (
         sampler.lines(request)
@@ -104,7 +104,7 @@ def test_a_client_that_does_not_is_not_and_its_context_passes() -> None:
 
 
 def test_without_a_client_s_word_the_share_decides() -> None:
-    exported: list[Ended] = []
+    exported: list[EndedRequest] = []
     sampler = tracing(0.1, exported)
     traced = []
     for _ in range(5000):
@@ -120,7 +120,7 @@ def test_without_a_client_s_word_the_share_decides() -> None:
 
 @pytest.mark.parametrize(("share", "count"), [(0.0, 0), (1.0, 50)])
 def test_none_and_all(share: float, count: int) -> None:
-    exported: list[Ended] = []
+    exported: list[EndedRequest] = []
     sampler = tracing(share, exported)
     for _ in range(50):
         record(sampler, asked())
