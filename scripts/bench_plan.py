@@ -20,7 +20,7 @@ from support.synthetic import Machine  # noqa: E402
 
 from launcher.base.text import GIB  # noqa: E402
 from launcher.config.schema import Config, Layout, Model, Strategy  # noqa: E402
-from launcher.engines.make import planning_of  # noqa: E402
+from launcher.engines.make import engine_type  # noqa: E402
 from launcher.machine import snapshot, sysfs  # noqa: E402
 from launcher.models.profile import ModelProfile  # noqa: E402
 from launcher.plan.planner import make_plan  # noqa: E402
@@ -76,7 +76,7 @@ def main() -> int:
             good &= measure(
                 f"plan 1,024 cpus {strategy.value}, {count} a socket",
                 lambda asked=asked: make_plan(
-                    large, asked, {"m": PROFILE}, planning=planning_of(asked.engine.kind)
+                    large, asked, {"m": PROFILE}, planning=engine_type(asked.engine.kind).planning
                 ),
                 runs,
                 PLAN_S * args.scale,

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import importlib
+import importlib.util
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache
@@ -15,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[1] / "launcher"
 
 # What the verbs that need no daemon may use; a machine's files may lie under any root.
 OFFLINE = {
-    "base", "cli", "config", "control", "daemon.deployment", "daemon.measured", "doctor", "engines.base", "machine", "plan",
+    "base", "cli", "config", "control", "daemon.deployment", "daemon.measured", "doctor", "engines.base", "engines.make",
+    "machine", "plan",
 }  # fmt: skip
 # A package or module, and what it may import of ours: a package's name stands for all of it. A package may always
 # import itself.
@@ -27,8 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "telemetry": {"base"},
     "plan": {"base", "config.schema", "machine.topology", "models"},
     "engines": {
-        "base", "config.schema", "machine.hardware", "machine.topology", "models", "plan.check_rows", "plan.plan",
-        "plan.rules_host",
+        "base", "config.schema", "machine.hardware", "machine.topology", "models", "plan.plan", "plan.rules_host",
     },
     "instances": {
         "base", "config.schema", "engines", "machine", "models.identity", "plan.plan", "telemetry.engine_metrics",
@@ -57,7 +60,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     # It reads the files of a configuration as the daemon does.
     "doctor": {
-        "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered", "plan.check_rows",
+        "base", "config", "engines", "keys.api_keys", "machine", "measure.tune.remembered",
         "proxy.downstream.tls",
         "proxy.upstream.overflow_endpoint",
     },
@@ -75,7 +78,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         f"cli.{verb}": OFFLINE
         for verb in ("bundle", "options", "plan", "quickstart", "top", "top_frame", "topology")
     },
-    "cli.doctor": OFFLINE | {"engines.checks", "engines.make"},
+    "cli.doctor": OFFLINE | {"engines.checks"},
     **{
         f"cli.fleet{part}": OFFLINE | {"accounts", "fleet", "keys"}
         for part in ("", "_bench", "_keys", "_operations", "_status", "_upgrade")
@@ -98,7 +101,7 @@ PURE = {
     "base.redaction", "base.text", "config.proxy_schema", "config.schema", "config.values",
     "control.messages", "control.verdict",
     "dashboard.changes",
-    "doctor.checks", "doctor.facts",
+    "doctor.checks", "doctor.facts", "doctor.rows",
     "instances.diagnosis", "instances.lifecycle", "instances.ports", "instances.unit", "instances.verify",
     "keys.key_record", "keys.rate_limits",
     "machine.topology",
@@ -287,24 +290,44 @@ def test_no_test_imports_from_another() -> None:
     assert not strays
 
 
-# --- One place knows which engines there are, and one folder what vLLM is told. ---
+def test_scripts_import_names_that_are_there() -> None:
+    """Some of them run in no lane of the gate."""
+    folder = ROOT.parent / "scripts"
+    missing = []
+    for path in folder.rglob("*.py"):
+        for name in imported(path):
+            module, _, attribute = name.rpartition(".")
+            if not module.startswith("launcher") or name in sys.modules:
+                continue
+            found = importlib.import_module(module)
+            is_module = hasattr(found, "__path__") and importlib.util.find_spec(name) is not None
+            if not is_module and not hasattr(found, attribute):
+                missing.append(f"{path.name}: {name}")
+    assert missing == []
 
-KINDS = re.compile(r"\bEngineKind\b|\bis_vllm\b")
-# What the configuration's reference says of its keys; the processor's row of `doctor`; vLLM's client of a measurement.
+
+# --- engines.make tells kinds of engines apart, engines.vllm names vLLM's options and variables. ---
+
+KINDS = re.compile(r"\bEngineKind\b|\bis_vllm\b|\bengine\.kind(?:\.value)?\s*(?:[=!]=|is\b|in\b|not\b)")
+# The descriptions of configuration keys; the row of `doctor` about the processor; vLLM's client of a measurement.
 NAMES_VLLMS = {"config.schema", "doctor.checks", "measure.bench.load_generator"}
 
 
 def test_kinds_of_engines_are_told_apart_in_one_place() -> None:
     asking = {module for module, path in MODULES.items() if KINDS.search(path.read_text(encoding="utf-8"))}
     assert asking == {"config.schema", "config.values", "engines.make"}
+    # There in the table alone.
+    text = MODULES["engines.make"].read_text(encoding="utf-8")
+    table = text[text.index("TYPES: Final") : text.index("def probe_stack")]
+    assert not KINDS.search(text.replace(table, "").replace("import Config, EngineKind,", ""))
 
 
 def test_vllms_options_and_variables_are_named_in_its_folder() -> None:
     """In code; a comment or docstring may name the source of a rule."""
     known = _READ | _RESERVED.keys() | set(_SHORT.values())
-    # Of other programs, too.
-    options = "|".join(sorted(known - {"--host", "--port", "--api-key", "--model", "--config", "--dtype"}))
-    word = re.compile(rf"VLLM_[A-Z]|(?:{options})(?![\w-])")
+    # Other programs have these, too.
+    common = {"--host", "--port", "--api-key", "--model", "--config", "--dtype"}
+    word = re.compile(rf"VLLM_[A-Z]|(?:{'|'.join(sorted(known - common))})(?![\w-])")
     naming = {
         module
         for module, path in MODULES.items()

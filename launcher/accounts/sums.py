@@ -179,7 +179,7 @@ OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
 # Time zones change their offsets at whole quarters of an hour.
 _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
-_HOURSKEPT: Final = 2
+_HOURS_KEPT: Final = 2
 _FIRST_SUM: Final = 3  # after dimension, hour, name
 _FIRST_SECONDS: Final = _FIRST_SUM + len(INTEGERS)
 _FIRST_HISTOGRAM: Final = _FIRST_SECONDS + len(SECONDS)
@@ -200,7 +200,7 @@ class Sums:
             added = _Added(columns)
             for dimension, names in added.names.items():
                 rows.extend(self._table(hour, dimension).add(names, added))
-        hours = sorted({hour for hour, _ in self._tables})[:-_HOURSKEPT]
+        hours = sorted({hour for hour, _ in self._tables})[:-_HOURS_KEPT]
         self._tables = {key: table for key, table in self._tables.items() if key[0] not in hours}
         return rows
 

@@ -293,12 +293,13 @@ def _versions() -> dict[str, Any]:
 
 def _doctor(config: Config | None) -> str:
     from launcher.doctor.checks import examine  # noqa: PLC0415  heavy
-    from launcher.doctor.gather import checks_of, gather  # noqa: PLC0415  heavy
-    from launcher.plan.check_rows import to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.gather import gather  # noqa: PLC0415  heavy
+    from launcher.doctor.rows import to_text  # noqa: PLC0415  heavy
+    from launcher.engines.make import engine_type  # noqa: PLC0415  heavy
 
     engine = Engine() if config is None else config.engine
     facts = gather(engine, proxy=None if config is None else config.proxy)
-    return to_text(examine(facts, checks_of(engine))) + "\n"
+    return to_text(examine(facts, engine_type(engine.kind).checks())) + "\n"
 
 
 def _topology() -> str:

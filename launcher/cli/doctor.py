@@ -33,8 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
     from launcher.config.schema import Engine  # noqa: PLC0415  heavy
     from launcher.doctor.checks import examine  # noqa: PLC0415  heavy
-    from launcher.doctor.gather import checks_of, gather  # noqa: PLC0415  heavy
-    from launcher.plan.check_rows import to_json, to_text  # noqa: PLC0415  heavy
+    from launcher.doctor.gather import gather  # noqa: PLC0415  heavy
+    from launcher.doctor.rows import to_json, to_text  # noqa: PLC0415  heavy
+    from launcher.engines.make import engine_type  # noqa: PLC0415  heavy
 
     config: Config | None = None
     if args.config is not None:
@@ -48,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     facts = gather(engine, proxy=None if config is None else config.proxy)
     if named is not None:
         facts = replace(facts, models=_asked(named))
-    report = examine(facts, checks_of(engine))
+    report = examine(facts, engine_type(engine.kind).checks())
     redactor = Redactor()
     print(
         json.dumps(redactor.tree(to_json(report)), indent=2) if args.json else redactor.text(to_text(report))

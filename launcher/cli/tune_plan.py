@@ -22,6 +22,7 @@ from launcher.cli.options import machine_of
 from launcher.config.schema import Config, Strategy
 from launcher.daemon.deployment import Deployment, Host, deploy, read_host
 from launcher.daemon.measured import fingerprint_of, hardware_of
+from launcher.engines.make import engine_type
 from launcher.measure.bench import workloads
 from launcher.measure.tune.command_measure import CommandVisits, parse_command
 from launcher.measure.tune.engine_visits import EngineVisits, Setting
@@ -194,8 +195,10 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     )
     start_s, measure_s = (_start_s(host), _MEASURE_S) if command is None else (0.0, _COMMAND_S)
     settings = msgspec.structs.replace(settings, start_s=start_s, measure_s=measure_s)
+    overriding = engine_type(config.engine.kind).overriding
     found = find_candidates(
-        host.topology, config, lambda layout: deploy(with_layout(config, layout), host).to_json(), stacks,
+        host.topology, config, lambda layout: deploy(with_layout(config, layout, overriding), host).to_json(),
+        stacks,
         _wanted(args.strategies, args.instances),
     )  # fmt: skip
     prepared = Prepared(

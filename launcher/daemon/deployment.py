@@ -7,6 +7,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -188,7 +189,7 @@ def with_answers(
 
     Blocking. Raises LauncherError for a model whose files cannot be read."""
     if asking.limit_s:
-        asking = replace(asking, become=_instances_user(config))
+        asking = replace(asking, become=partial(_instances_user, config))
     return engine_type(config.engine.kind).answered(config, profiles, stack, flags, asking)
 
 
@@ -299,7 +300,9 @@ def _shown(launch: Launch) -> dict[str, str]:
 
 
 def require_models(config: Config) -> None:
-    """Raise PassingError for a model that is not there yet and that nothing else looks for: see EngineType."""
+    """Raise PassingError for a model of a custom server that is a path and not there: the server would end, and again.
+
+    Those of an engine that reads their files are looked for by `read_profiles`, which raises it too."""
     engine_type(config.engine.kind).require_models(config)
 
 

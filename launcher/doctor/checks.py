@@ -9,9 +9,9 @@ from launcher.base.build import REMEDY
 from launcher.base.text import counted, format_size
 from launcher.base.watched_file import FileCondition
 from launcher.doctor.facts import Facts
-from launcher.engines.checks import Check
+from launcher.doctor.rows import Report
+from launcher.engines.checks import Check, Row, Tier, fail, ok, warn
 from launcher.engines.numactl import MemPolicy
-from launcher.plan.check_rows import Report, Row, Tier, fail, ok, warn
 
 # A larger difference between nodes means unevenly populated channels; the slowest node then limits equal instances.
 UNEVEN_MEMORY: Final = 0.10

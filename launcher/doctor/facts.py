@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from launcher.base.build import Build
 from launcher.base.watched_file import FileState
-from launcher.engines.checks import Software, Trouble
+from launcher.engines.checks import Installed, Trouble
 from launcher.engines.numactl import Binding
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
@@ -49,7 +49,7 @@ class Facts:
     binding: Binding | None
     """Permissions of numactl; None without numactl."""
     binding_trouble: Trouble | None
-    software: Software
+    software: Installed
     kernel: Kernel
     build: Build = "python"
     """Which code of numa-launcher itself runs."""

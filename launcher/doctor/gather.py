@@ -8,7 +8,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -20,7 +19,7 @@ from launcher.base.files import state_folder
 from launcher.base.watched_file import FileState, WatchedFile, unusable
 from launcher.config.schema import Engine, Proxy
 from launcher.doctor.facts import Facts, Kernel
-from launcher.engines.checks import Check, Compiler, Software, Trouble
+from launcher.engines.checks import Compiler, Installed, Trouble
 from launcher.engines.make import engine_type, probe_stack
 from launcher.engines.numactl import Binding, probe_binding
 from launcher.engines.software import Stack, find_tcmalloc
@@ -36,6 +35,7 @@ from launcher.proxy.upstream.overflow_endpoint import watched_key
 PROBE_TIMEOUT_S: Final = 60.0
 # capabilities(7); linux/capability.h.
 _CAP_SYS_NICE: Final = 23
+COMPILERS: Final = ("g++", "c++", "clang++")
 _OPENMP: Final = ("libgomp*.so*", "libiomp5.so", "libomp.so*")
 _OPENMP_DIRS: Final = ("usr/lib/*-linux-gnu", "usr/lib64", "usr/local/lib")
 
@@ -46,15 +46,13 @@ def gather(engine: Engine, root: Path = Path("/"), proxy: Proxy | None = None) -
     with ThreadPoolExecutor(thread_name_prefix="doctor") as side:
         host = side.submit(read_host)  # the slowest
         software = side.submit(find_software, engine)
-        compiler = side.submit(find_compiler, ("g++", "c++", "clang++"))
         topology = sysfs.read(root)
         binding = _binding(engine, topology)
         return Facts(
             host=host.result(), topology=topology,
             binding=binding if isinstance(binding, Binding) else None,
             binding_trouble=binding if isinstance(binding, Trouble) else None,
-            software=replace(software.result(), compiler=compiler.result()),
-            kernel=read_kernel(root), build=build(), measured=_measured_layout(),
+            software=software.result(), kernel=read_kernel(root), build=build(), measured=_measured_layout(),
             files=() if proxy is None else tuple(read_files(proxy, time.time())),
         )  # fmt: skip
 
@@ -93,11 +91,6 @@ def _measured_layout() -> str | None:
     return f"{latest.measured_at[:10]}: {what}"
 
 
-def checks_of(engine: Engine) -> tuple[Check, ...]:
-    """The checks on the software of an engine."""
-    return engine_type(engine.kind).checks()
-
-
 def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
     nodes = CpuSet(node.id for node in topology.numa_nodes if node.memory_bytes) & topology.allowed_nodes
     try:
@@ -108,23 +101,24 @@ def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
         return Trouble(error.message, error.remedy)
 
 
-def find_software(engine: Engine) -> Software:
+def find_software(engine: Engine) -> Installed:
     """The engine that `serve` would start, or why it cannot."""
+    kind = engine_type(engine.kind)
+    compiler = find_compiler(COMPILERS) if kind.compiles else None
+    off = engine.tcmalloc == "off"
     try:
         stack = probe_stack(engine)
     except TimedOutError:
         raise
     except LauncherError as error:
-        preloads = engine_type(engine.kind).preloads and engine.tcmalloc == "auto"
-        return Software(
-            trouble=Trouble(error.message, error.remedy), tcmalloc=find_tcmalloc("auto") if preloads else None,
-            openmp=_system_openmp(),
-            tcmalloc_off=engine.tcmalloc == "off",
+        tcmalloc = find_tcmalloc("auto") if kind.preloads and engine.tcmalloc == "auto" else None
+        return Installed(
+            trouble=Trouble(error.message, error.remedy), tcmalloc=tcmalloc, tcmalloc_off=off, openmp=_system_openmp(),
+            compiler=compiler,
         )  # fmt: skip
-    return Software(
-        command=" ".join(stack.command), vllm=stack.vllm, torch=stack.torch,
-        zentorch=stack.zentorch, cpu_build=stack.cpu_build, tcmalloc=stack.tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
-        openmp=(*_own_openmp(stack), *_system_openmp()),
+    return Installed(
+        stack=stack, tcmalloc=stack.tcmalloc, tcmalloc_off=off, openmp=(*_own_openmp(stack), *_system_openmp()),
+        compiler=compiler,
     )  # fmt: skip
 
 

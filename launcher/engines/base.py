@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 
@@ -161,8 +161,9 @@ class Asking:
     """Seconds for all questions together; 0: none is asked."""
     again: bool = False
     """Also questions that the engine did not answer before."""
-    become: tuple[str, ...] = ()
-    """A command that runs the command after it as the instances' user; empty where this process is not root's."""
+    become: Callable[[], tuple[str, ...]] = tuple
+    """Returns a command that runs the command after it as the instances' user; empty where this process is not root's.
+    Called before the engine is asked."""
 
 
 class Engine(Protocol):

@@ -1,16 +1,61 @@
-"""Checks of an engine's software, for `doctor`: its facts, and the rows that any engine may have. Pure."""
+"""Checks of an engine's software, for `doctor`: rows, the facts they judge, and the checks of any engine. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from launcher.engines.software import Stack
 from launcher.machine.topology import Topology
-from launcher.plan.check_rows import Row, Tier, fail, ok, warn
 
 if TYPE_CHECKING:
     from launcher.machine.hardware import HostFacts
+
+
+# --- Rows. ---
+
+
+class Verdict(StrEnum):
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Tier(StrEnum):
+    """Expected performance, best first."""
+
+    OPTIMISED = "optimised"
+    DEGRADED = "degraded"
+    FALLBACK = "fallback"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    check: str
+    """Stable name in kebab case."""
+    verdict: Verdict
+    fact: str
+    remedy: str = ""
+    """One line; empty when no action is needed."""
+    tier: Tier = Tier.OPTIMISED
+    """The best tier that is possible with this result."""
+
+
+def ok(check: str, fact: str, remedy: str = "") -> Row:
+    return Row(check, Verdict.OK, fact, remedy)
+
+
+def warn(check: str, fact: str, remedy: str, tier: Tier = Tier.OPTIMISED) -> Row:
+    return Row(check, Verdict.WARN, fact, remedy, tier)
+
+
+def fail(check: str, fact: str, remedy: str) -> Row:
+    return Row(check, Verdict.FAIL, fact, remedy, Tier.FALLBACK)
+
+
+# --- The facts that checks judge. ---
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,28 +73,28 @@ class Compiler:
 
 
 @dataclass(frozen=True, slots=True)
-class Software:
-    command: str | None = None
-    """The command that starts the engine; None when not found."""
+class Installed:
+    """The software that an engine is started with."""
+
+    stack: Stack | None = None
+    """None where it cannot be started."""
     trouble: Trouble | None = None
-    """Why it cannot be started."""
-    vllm: str | None = None
-    torch: str | None = None
-    zentorch: str | None = None
-    cpu_build: bool | None = None
-    """Whether vLLM was built for CPUs; None: unknown."""
+    """The reason why it cannot."""
     tcmalloc: str | None = None
     tcmalloc_off: bool = False
     """Switched off by the configuration."""
     openmp: tuple[str, ...] = ()
     """Paths of OpenMP runtimes, the engine's own first."""
     compiler: Compiler | None = None
+    """None also for an engine that compiles nothing."""
 
 
-Check = Callable[[Software, "HostFacts", Topology], Iterator[Row]]
+# --- Checks. ---
+
+Check = Callable[[Installed, "HostFacts", Topology], Iterator[Row]]
 
 
-def preloaded(software: Software) -> Row | None:
+def allocator_row(software: Installed) -> Row | None:
     """The allocator that is preloaded, or the configuration that keeps it out; None where neither is known."""
     if software.tcmalloc is not None:
         return ok("tcmalloc", software.tcmalloc)
@@ -59,12 +104,12 @@ def preloaded(software: Software) -> Row | None:
     return None
 
 
-def command(software: Software, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+def command(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
     """A custom server, of which only the command is known."""
-    yield preloaded(software) or ok("tcmalloc", "not set for a custom command")
+    yield allocator_row(software) or ok("tcmalloc", "not set for a custom command")
     if software.openmp:
         yield ok("openmp", ", ".join(software.openmp))
     if software.trouble is not None:
         yield fail("engine", software.trouble.message, software.trouble.remedy)
-    else:
-        yield ok("engine", f"custom command: {software.command}")
+    elif software.stack is not None:
+        yield ok("engine", f"custom command: {' '.join(software.stack.command)}")

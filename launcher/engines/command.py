@@ -1,20 +1,24 @@
-"""`engine.kind = "command"`: any OpenAI-compatible server, started from an argv template. Pure."""
+"""`engine.kind = "command"`: any OpenAI-compatible server, started from an argv template."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final
 
 from launcher.base.address import Address, TcpAddress, UnixAddress
-from launcher.base.errors import LauncherError
-from launcher.config.schema import Config, Model
+from launcher.base.errors import LauncherError, PassingError
+from launcher.config.schema import Config, Model, Runtime
+from launcher.config.schema import Engine as EngineConfig
 from launcher.engines import llama_server
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.log import PLAIN_LOG, Accelerator, EngineLog
 from launcher.engines.numactl import Binding
+from launcher.engines.software import Stack, find_program, find_tcmalloc
 from launcher.machine.topology import CpuInfo
+from launcher.models.identity import model_files
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import (
     DEFAULT_MAX_MODEL_LEN,
@@ -135,3 +139,29 @@ def effective_config(
 
 PLANNING: Final = Planning(settings=effective_config, rules=llama_server.RULES)
 """A server that only its command describes."""
+
+
+# --- The server on this host. ---
+
+
+def probe(engine: EngineConfig) -> Stack:
+    """Finds the program that engine.command begins with; an allocator is preloaded only when its path is configured.
+
+    Raises LauncherError for a program or library that is not here, PassingError where it may come by itself."""
+    tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
+    return Stack(command=(find_program(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
+
+
+def require_models(config: Config) -> None:
+    """Raises PassingError for a model that is a path and not there: the server would end, and again."""
+    engine = config.engine
+    if engine.runtime is not Runtime.HOST or "model" not in placeholders((*engine.command, *engine.args)):
+        return
+    for model in config.models:
+        if Path(model.path).expanduser().is_absolute():
+            try:
+                model_files(model.path)
+            except PassingError:
+                raise
+            except LauncherError:  # its own user may be able to read it
+                continue

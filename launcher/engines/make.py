@@ -15,15 +15,13 @@ from launcher.config.schema import Engine as EngineConfig
 from launcher.engines import checks, command
 from launcher.engines.base import Asking, Engine
 from launcher.engines.checks import Check
-from launcher.engines.command import LOOPBACK, CommandEngine, placeholders
+from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.software import Stack, find_program, find_tcmalloc, probe_image
+from launcher.engines.software import Stack, probe_image
 from launcher.engines.vllm import arguments, installed, needs, rules_model
-from launcher.engines.vllm import checks as vllm_checks
 from launcher.engines.vllm import planning as vllm
 from launcher.engines.vllm.launch import VllmEngine
-from launcher.models.identity import model_files
 from launcher.models.profile import ModelProfile
 from launcher.models.weight_files import Read
 from launcher.plan.plan import Finding, Planning
@@ -70,12 +68,6 @@ class Parts:
     """`path` of each model that is here, to its absolute path."""
 
 
-def _probe_command(engine: EngineConfig) -> Stack:
-    """A custom server gets an allocator only when its path is configured."""
-    tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-    return Stack(command=(find_program(engine.command[0]), *engine.command[1:]), tcmalloc=tcmalloc)
-
-
 def _no_profiles(_config: Config, _read: Read) -> dict[str, ModelProfile]:
     return {}
 
@@ -94,56 +86,49 @@ def _no_doubts(_name: str, _profile: ModelProfile) -> Iterator[Finding]:
     return iter(())
 
 
-def _wait_for_models(config: Config) -> None:
-    """A path that is not there would end the server, again and again."""
-    engine = config.engine
-    if engine.runtime is not Runtime.HOST or "model" not in placeholders((*engine.command, *engine.args)):
-        return
-    for model in config.models:
-        if Path(model.path).expanduser().is_absolute():
-            try:
-                model_files(model.path)
-            except PassingError:
-                raise
-            except LauncherError:  # its own user may be able to read it
-                continue
+Shared = tuple[tuple[str, ...], Mapping[str, str]]
+"""Folders of this host, and variables that name them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineType:
-    """One kind of engine: what else differs between kinds, beside a running engine's own (`Engine`)."""
+    """One kind of engine: everything in which kinds differ before an engine is made. `Engine` has the rest."""
 
+    title: Callable[[EngineConfig], str]
+    """The engine's name in a measurement."""
     planning: Planning
+    probe: Callable[[EngineConfig], Stack]
+    """Finds its software on this host. Raises LauncherError when it cannot be started."""
     make: Callable[[Config, Parts], Engine]
-    """An engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
-    is_local: Callable[[Path], bool] = Path.exists
-    """Whether a model's path is one on this host that the engine reads."""
-    title: Callable[[EngineConfig], str] = lambda engine: Path(engine.command[0]).name
-    """Its name in a measurement."""
-    probe: Callable[[EngineConfig], Stack] = _probe_command
-    """The software on this host. Raises LauncherError when it cannot be started."""
+    """Makes the engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
+    checks: Callable[[], tuple[Check, ...]] = lambda: ()
+    """The checks of `doctor` on its software."""
     preloads: bool = False
     """engine.tcmalloc = "auto" searches for the allocator."""
-    checks: Callable[[], tuple[Check, ...]] = lambda: (checks.command,)
-    """The checks of `doctor` on its software."""
-    require_models: Callable[[Config], None] = _wait_for_models
-    """Raises PassingError for a model that is not there yet. Those with profiles are looked for when these are read."""
+    compiles: bool = False
+    """Its instances need a C++ compiler."""
+    is_local: Callable[[Path], bool] = Path.exists
+    """Whether a model's path is one on this host that the engine reads."""
+    shared: Callable[[Config], Shared] = lambda _config: ((), {})
+    """The folders that instances in containers may write to, beside their sockets."""
+    require_models: Callable[[Config], None] = lambda _config: None
+    """Raises PassingError for a model that is not there yet. Nothing for an engine whose `profiles` raise it."""
     profiles: Callable[[Config, Read], dict[str, ModelProfile]] = _no_profiles
     """Profiles of the models whose files are here, by name. Raises LauncherError for one that cannot be read, PassingError
     where it may come by itself."""
+    has_answers: Callable[[], bool] = lambda: False
+    """Whether the engine was asked what models need, by this user."""
     answered: Callable[
         [Config, Mapping[str, ModelProfile], Stack, frozenset[str], Asking],
         Mapping[str, ModelProfile],
     ] = _unasked
-    """Profiles with the engine's own figures, as needs.answered."""
+    """Profiles with the engine's own figures: kept answers, and new ones if it is to be asked."""
+    doubts: Callable[[str, ModelProfile], Iterator[Finding]] = _no_doubts
+    """The reasons against a start of a model, by its name and profile."""
     facts: Callable[[Stack, Config, Mapping[str, str]], Mapping[str, str]] = (
         lambda _stack, _config, _environ: {}
     )
-    """What its rules want to know of software and environment variables (`plan.Facts.engine`)."""
-    has_answers: Callable[[], bool] = lambda: False
-    """Whether it was asked what models need, by this user."""
-    doubts: Callable[[str, ModelProfile], Iterator[Finding]] = _no_doubts
-    """The reasons against a start of a model, by its name and answered profile."""
+    """Versions and environment variables that its rules judge (`plan.Facts.engine`)."""
     overriding: Callable[[Sequence[str], Iterable[str]], tuple[int, ...]] = lambda _args, _keys: ()
     """Indices of the words of engine.args that override these keys of [[models]]."""
 
@@ -167,19 +152,42 @@ def _make_command(config: Config, parts: Parts) -> CommandEngine:
     )  # fmt: skip
 
 
+def _vllm_checks() -> tuple[Check, ...]:
+    from importlib import resources  # noqa: PLC0415  heavy
+
+    from launcher.engines.vllm.checks import Matrix, checks_by  # noqa: PLC0415  heavy
+
+    text = (resources.files("launcher.engines.vllm") / "compatibility.toml").read_text(encoding="utf-8")
+    return checks_by(Matrix.parse(text))
+
+
+def _vllm_shared(config: Config) -> Shared:
+    """The compile caches; and the folder of downloads, of which a repository id needs one."""
+    caches, is_local = str(cache_dir(config.engine.cache_dir)), _local_models(config)
+    if all(model.path in is_local for model in config.models):
+        return (caches,), {}
+    # Where this host downloads models to (huggingface_hub/constants.py).
+    usual = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
+    downloads = config.engine.env.get("HF_HOME") or usual
+    return (caches, downloads), {"HF_HOME": downloads}
+
+
 TYPES: Final[dict[EngineKind, EngineType]] = {
     EngineKind.VLLM: EngineType(
-        planning=vllm.PLANNING, make=_make_vllm, is_local=Path.is_dir, title=lambda _: "vllm", probe=installed.probe,
-        preloads=True, checks=vllm_checks.checks, require_models=lambda _: None, profiles=needs.read_profiles,
-        answered=needs.answered, has_answers=needs.has_answers, doubts=rules_model.doubts_of,
-        overriding=arguments.overriding, facts=vllm.facts_of,
+        title=lambda _engine: "vllm", planning=vllm.PLANNING, probe=installed.probe, make=_make_vllm, checks=_vllm_checks,
+        preloads=True, compiles=True, is_local=Path.is_dir, shared=_vllm_shared, profiles=needs.read_profiles,
+        has_answers=needs.has_answers, answered=needs.answered, doubts=rules_model.doubts_of, facts=vllm.facts_of,
+        overriding=arguments.overriding,
     ),
-    EngineKind.COMMAND: EngineType(planning=command.PLANNING, make=_make_command),
+    EngineKind.COMMAND: EngineType(
+        title=lambda engine: Path(engine.command[0]).name, planning=command.PLANNING, probe=command.probe,
+        make=_make_command, checks=lambda: (checks.command,), require_models=command.require_models,
+    ),
 }  # fmt: skip
 
 
 def engine_type(kind: str) -> EngineType:
-    """The engines of a kind, by its name in the configuration."""
+    """The engines of a kind, by its name in the configuration. Raises ValueError for a name that is none."""
     return TYPES[EngineKind(kind)]
 
 
@@ -190,15 +198,8 @@ def probe_stack(engine: EngineConfig) -> Stack:
 
 def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
     """All files of an instance have the same paths inside the container."""
-    engine, local_models, env = config.engine, _local_models(config), dict[str, str]()
-    shared: list[str] = []
-    if engine.kind is EngineKind.VLLM:
-        shared.append(str(cache_dir(engine.cache_dir)))
-        if any(model.path not in local_models for model in config.models):
-            # Where this host downloads models to (huggingface_hub/constants.py).
-            usual = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
-            env["HF_HOME"] = engine.env.get("HF_HOME") or usual
-            shared.append(env["HF_HOME"])
+    engine, local_models = config.engine, _local_models(config)
+    shared, env = TYPES[engine.kind].shared(config)
     volumes = [Volume(path) for path in _model_folders(local_models.values(), shared)]
     volumes += [Volume(path, writable=True) for path in shared]
     return Wrapping(

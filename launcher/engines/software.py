@@ -14,7 +14,7 @@ from launcher.config.schema import Engine
 
 # For an interpreter that prints its path, ldconfig, or a client of containers.
 PROBE_TIMEOUT_S: Final = 60.0
-TCMALLOC: Final = "libtcmalloc_minimal.so.4"
+TCMALLOC_FILE: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (
     "/usr/lib/*-linux-gnu", "/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib",
 )  # fmt: skip
@@ -89,7 +89,7 @@ def find_tcmalloc(wanted: str) -> str | None:
             'install libtcmalloc-minimal4 and set "auto", or set "off"',
         )
     for pattern in _LIBRARY_DIRS:
-        for found in sorted(Path("/").glob(f"{pattern.lstrip('/')}/{TCMALLOC}")):
+        for found in sorted(Path("/").glob(f"{pattern.lstrip('/')}/{TCMALLOC_FILE}")):
             return str(found)
     return _from_ldconfig()
 
@@ -106,7 +106,7 @@ def _from_ldconfig() -> str | None:
         raise timed_out(ldconfig, PROBE_TIMEOUT_S) from None
     except OSError:
         return None
-    paths = (line.partition(" => ")[2].strip() for line in listing.splitlines() if TCMALLOC in line)
+    paths = (line.partition(" => ")[2].strip() for line in listing.splitlines() if TCMALLOC_FILE in line)
     return next((path for path in paths if path), None)
 
 

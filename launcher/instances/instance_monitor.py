@@ -52,7 +52,7 @@ class PlacementWatch:
         self, slot: Slot, instance: Instance, output: Sequence[str], accelerator: Accelerator | None
     ) -> None:
         """Leave the result in `instance.verification`. `output`: the instance's last lines; `accelerator`: its engine's.
-        Nothing without a process that is known."""
+        Nothing where there is no process, or a container's is not found."""
         process = instance.process
         if process is None or (pid := process.pid) is None:
             return
@@ -252,7 +252,7 @@ class InstanceMonitor:
         while self._is_current():
             process = self.instance.process
             if process is not None and process.pid is None:  # a container's, not found yet
-                await asyncio.sleep(self._on.settings().ready_poll_s)
+                await asyncio.sleep(self._on.settings().threads_interval_s)
                 continue
             await attempt(self.verify, failures)
             await self._until_threads_move()

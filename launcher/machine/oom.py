@@ -51,8 +51,8 @@ NO_REPORT: Final = KernelReport()
 
 
 class OomWatch:
-    """Follows the kernel's reports about one process tree. Close it. `pid`: its main process; None: not known yet, and
-    kills in its cgroup, which is a container's own, are not counted."""
+    """Follows the kernel's reports about one process tree. Close it. `pid`: its main process; None: a container's, which is
+    found later. Its cgroup goes with it, so kills are known by the lines of the log alone."""
 
     def __init__(self, pid: int | None, root: Path = ROOT) -> None:
         self._file, self._key = (None, "") if pid is None else _counter_of(pid, root)

@@ -1,4 +1,4 @@
-"""Rules on placement, and how vLLM's worker changes it. Pure."""
+"""Rules on placement. Pure."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -13,15 +14,13 @@ from launcher.base.text import GIB
 from launcher.base.watched_file import FileCondition, FileState
 from launcher.doctor.checks import examine
 from launcher.doctor.facts import AskedModel, Facts, Kernel
-from launcher.engines.checks import Compiler, Software, Trouble
-from launcher.engines.make import engine_type
+from launcher.doctor.rows import Report
+from launcher.engines.checks import Installed, Row, Tier, Trouble, Verdict, ok
 from launcher.engines.numactl import Binding, MemPolicy
-from launcher.engines.vllm.checks import checks
+from launcher.engines.software import Stack
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Core, CoreKey, CpuInfo, CpusApart, NumaNode, Socket, Topology
-from launcher.plan.check_rows import Report, Tier, Verdict
 
-CHECKS = checks()
 ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
 
 
@@ -41,10 +40,7 @@ TOPOLOGY = Topology(
     allowed_nodes=CpuSet([0]),
 )
 HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
-SOFTWARE = Software(
-    command="/venv/bin/vllm", vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1", tcmalloc="/lib/libtcmalloc.so",
-    openmp=("/venv/libgomp.so",), compiler=Compiler("/usr/bin/g++", "13.2.0"),
-)  # fmt: skip
+SOFTWARE = Installed(stack=Stack(command=("/venv/bin/vllm",)))
 KERNEL = Kernel("always", False, frozenset({"performance"}), False, True, None)
 GOOD = Facts(
     host=HOST,
@@ -76,8 +72,15 @@ def test_files(state: FileCondition, why: str, verdict: Verdict) -> None:
     assert row.remedy.endswith(file.remedy)
 
 
+def engine(software: Installed, host: HostFacts, topology: Topology) -> Iterator[Row]:
+    """The check of some engine."""
+    assert software is SOFTWARE
+    assert host.logical_cpus
+    yield ok("engine", f"it is here, with {len(topology.cores)} cores")
+
+
 def look(**changes: Any) -> Report:
-    return examine(replace(GOOD, **changes), CHECKS)
+    return examine(replace(GOOD, **changes), (engine,))
 
 
 def host(**changes: Any) -> dict[str, Any]:
@@ -86,10 +89,6 @@ def host(**changes: Any) -> dict[str, Any]:
 
 def topology(**changes: Any) -> dict[str, Any]:
     return {"topology": replace(TOPOLOGY, **changes)}
-
-
-def software(**changes: Any) -> dict[str, Any]:
-    return {"software": replace(SOFTWARE, **changes)}
 
 
 def kernel(**changes: Any) -> dict[str, Any]:
@@ -103,6 +102,7 @@ def test_a_good_machine() -> None:
     checks = [row.check for row in report.rows]
     assert len(set(checks)) == len(checks)
     assert report.rows[0].fact == "AMD EPYC 9654, Zen 4, 8 cores, 8 cpus"
+    assert checks.index("governor") < checks.index("engine") < checks.index("build"), "host, engine, our own"
 
 
 OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
@@ -123,8 +123,6 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (host(flags=frozenset({"avx512f"})), "bf16", WARN, LESS, "float32"),
         (host(vendor="GenuineIntel", flags=INTEL), "amx", OK, BEST, "available"),
         (host(vendor="GenuineIntel", flags=INTEL - {"amx_bf16"}), "amx", OK, BEST, "no AMX"),
-        (host(vendor="GenuineIntel", flags=INTEL), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
-        (host(flags=frozenset({"avx2"})), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
         (topology(has_numa=False), "numa", WARN, LESS, "no NUMA support"),
         (topology(numa_nodes=(node(0, "0-3"), node(1, "4-7"))), "numa", OK, BEST, "1 socket, 2 nodes with cpus"),
         (topology(numa_nodes=(node(0, "0-7"), node(1, ""))), "numa", OK, BEST, "1 without cpus (these get no"),
@@ -141,7 +139,6 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (topology(memory_limit_bytes=80 * GIB), "memory-limit", OK, BEST, "no cgroup limit"),
         (topology(cpu_quota=Fraction(1, 2)), "cpu-quota", WARN, BEST, "the time of 0.5 of "),
         (topology(cpu_quota=Fraction(999)), "cpu-quota", OK, BEST, "no cgroup limit"),
-        (topology(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
         ({"binding": None, "binding_trouble": Trouble("no numactl", "install")}, "numactl", FAIL, LEAST, "no numactl"),
         ({"binding": None}, "numactl", FAIL, LEAST, "not searched for"),
         ({"binding": Binding(MemPolicy.NONE, taskset="taskset")}, "numactl", WARN, LEAST, "taskset pins the cores"),
@@ -160,18 +157,6 @@ INTEL = frozenset({"avx2", "avx512f", "avx512_bf16", "amx_bf16"})
         (kernel(numa_balancing=None), "numa-balancing", OK, BEST, "not supported"),
         (kernel(governors=None), "governor", OK, BEST, "hypervisor"),
         (kernel(governors=frozenset({"powersave", "performance"})), "governor", WARN, BEST, "performance, powersave"),
-        (software(tcmalloc=None), "tcmalloc", WARN, LESS, "not found"),
-        (software(tcmalloc=None, tcmalloc_off=True), "tcmalloc", WARN, LESS, "switched off"),
-        (software(openmp=()), "openmp", WARN, LESS, "no OpenMP"),
-        (software(trouble=Trouble("cannot find vLLM", "install it")), "vllm", FAIL, LEAST, "cannot find vLLM"),
-        (software(vllm=None), "vllm", WARN, BEST, "unknown version"),
-        (software(cpu_build=False), "vllm-build", FAIL, LEAST, "vLLM 0.32.0 is no CPU build"),
-        (software(torch="2.11.0", zentorch=None), "versions", WARN, LESS, "built against"),
-        (software(zentorch=None), "zentorch", WARN, LESS, "not installed"),
-        (software(zentorch=None, vllm="9.9"), "zentorch", WARN, LESS, "not installed"),
-        (software(zentorch=None, vllm=None), "zentorch", WARN, LESS, "not installed"),
-        (software(compiler=None), "compiler", WARN, LESS, "no C++ compiler"),
-        (software(compiler=Compiler("g++", "12.2.0")), "compiler", OK, BEST, "sufficient to serve"),
     ],
 )  # fmt: skip
 def test_one_thing_is_different(
@@ -187,15 +172,6 @@ def test_one_thing_is_different(
 def test_advice_for_several_nodes_per_socket() -> None:
     rows = look(**topology(numa_nodes=(node(0, "0-3"), node(1, "4-7")))).rows
     assert "NPS2" in next(row for row in rows if row.check == "numa").remedy
-
-
-def test_a_command_of_ones_own_has_rows_of_its_own() -> None:
-    """vLLM's compiler, libraries and versions are none of its business, and do not make it slow."""
-    report = examine(replace(GOOD, software=Software(command="/bin/server")), engine_type("command").checks())
-    rows = {row.check: row for row in report.rows}
-    assert not rows.keys() & {"zentorch", "openmp", "versions", "vllm", "compiler", "build-jobs"}
-    assert rows["engine"].fact == "custom command: /bin/server"
-    assert (rows["tcmalloc"].verdict, report.tier) == (Verdict.OK, Tier.OPTIMISED)
 
 
 @pytest.mark.parametrize(

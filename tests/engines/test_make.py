@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.asked_engine import ANSWER, answering_vllm
+from support.model_folders import model
 
 from launcher.base.errors import LauncherError, PassingError
+from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
 from launcher.engines.base import Asking
 from launcher.engines.command import CommandEngine
-from launcher.engines.make import cache_dir, engine_type, free_loopback_port, make_engine, read_token
+from launcher.engines.make import (
+    cache_dir,
+    engine_type,
+    free_loopback_port,
+    make_engine,
+    probe_stack,
+    read_token,
+)
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.software import Stack
 from launcher.engines.vllm.launch import VllmEngine
-from launcher.models.profile import UNKNOWN
+from launcher.models.weight_files import read_model_json
 from launcher.plan.plan import Slot
 
 MakeSlot = Callable[..., Slot]
@@ -167,13 +178,34 @@ def test_a_container_shares_the_hosts_downloads(
     assert {"--volume=/srv/hub:/srv/hub", "--env=HF_HOME=/srv/hub"} <= set(words)
 
 
-def test_a_command_is_asked_about_no_model() -> None:
-    setting = config(kind=EngineKind.COMMAND, command=("serve", "{uds}"))
-    its, profiles = engine_type(EngineKind.COMMAND), {"m": UNKNOWN}
-    asking = Asking(60.0, again=True)
-    assert (
-        its.answered(setting, profiles, Stack(command=("vllm",), vllm="0.32"), frozenset(), asking)
-        is profiles
-    )
-    assert not its.has_answers()
-    assert list(its.doubts("m", UNKNOWN)) == []
+def test_only_an_engine_that_can_tell_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM's answer goes before the figures of the files; a custom server with the same program is not asked."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    program, folder = answering_vllm(tmp_path, ANSWER), model(tmp_path / "m")
+    for kind, weights in ((EngineKind.VLLM, 4 * GIB), (EngineKind.COMMAND, None)):
+        engine = Engine(kind=kind, command=(program, "{uds}"), tcmalloc="off")
+        setting = Config(models=(Model(name="m", path=folder),), engine=engine)
+        profiles = engine_type(EngineKind.VLLM).profiles(setting, read_model_json)
+        stack = probe_stack(Engine(command=(program,), tcmalloc="off"))
+        told = engine_type(kind).answered(setting, profiles, stack, frozenset(), Asking(60.0))
+        assert (told["m"].weights_bytes == weights) is (weights is not None), kind
+        assert engine_type(kind).has_answers() is (kind is EngineKind.VLLM)
+        assert (told is profiles) is (kind is EngineKind.COMMAND)
+    assert (tmp_path / "asked").read_text() == "."
+
+
+@pytest.mark.parametrize("kind", EngineKind)
+@pytest.mark.parametrize("runtime", [Runtime.HOST, Runtime.PODMAN])
+def test_the_load_generator_of_a_measurement_is_the_vllm_of_this_host(
+    kind: EngineKind, runtime: Runtime, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = answering_vllm(tmp_path, ANSWER)
+    podman = tmp_path / "podman"
+    podman.write_text("#!/bin/sh\necho sha256:abc\n")
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    image = None if runtime is Runtime.HOST else "i"
+    engine = Engine(kind=kind, command=(program, "{uds}"), runtime=runtime, image=image, tcmalloc="off")
+    own = (program, "{uds}") if (kind, runtime) == (EngineKind.VLLM, Runtime.HOST) else ()
+    assert probe_stack(engine).load_generator == own

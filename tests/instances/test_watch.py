@@ -150,6 +150,16 @@ async def test_refusals(ended: bool, name: str) -> None:
     assert cause.name == name
 
 
+async def test_a_container_whose_main_process_is_not_found_has_not_ended() -> None:
+    setup = Setup(ended=True)
+    setup.instance.spawned(FakeProcess(None, 0, 1, print), OomWatch(None), 0.0, 0.0)
+    assert setup.instance.pids == frozenset()
+    setup.each = lambda: setattr(setup.prober, "health", setup.probes < 5)
+    cause = await setup.failure()
+    assert cause is not None
+    assert cause.name == "unhealthy"
+
+
 async def test_no_canary_for_an_engine_without_completions() -> None:
     setup = Setup(engine=FakeEngine(wants_completion_probe=False), until=400)
     assert await setup.failure() is None

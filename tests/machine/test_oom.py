@@ -65,6 +65,19 @@ def test_a_machine_that_says_nothing(tmp_path: Path) -> None:
     assert cpu_pressure(tmp_path) is None
 
 
+def test_of_a_container_the_log_is_followed_and_no_cgroup(tmp_path: Path) -> None:
+    put(tmp_path / "proc/None/cgroup", "0::/a\n")
+    put(tmp_path / "sys/fs/cgroup/a/memory.events", "oom_kill 1\n")
+    put(tmp_path / "dev/kmsg", "")
+    watch = OomWatch(None, tmp_path)
+    put(tmp_path / "sys/fs/cgroup/a/memory.events", "oom_kill 2\n")
+    with (tmp_path / "dev/kmsg").open("a") as log:
+        log.write(f"6,2,101,-;{MEMCG}\n")
+    report = watch.report([7])
+    assert (report.cgroup_kills, report.cgroup_file, report.oom_lines) == (0, "", (MEMCG,))
+    watch.close()
+
+
 def test_the_kernels_log_from_now_on(tmp_path: Path) -> None:
     put(tmp_path / "dev/kmsg", f"6,1,100,-;{KILLED}\n SUBSYSTEM=x\n")
     watch = OomWatch(7, tmp_path)

@@ -116,7 +116,7 @@ class FakeSpawner:
     inheritance: dict[int, Adopted] = field(default_factory=dict)
     """What an earlier daemon left."""
     pid: int | None = field(default_factory=os.getpid)
-    """Of what it starts."""
+    """The pid of each process that it starts."""
 
     async def spawn(
         self, slot: int, generation: int, launch: Launch, on_line: Callable[[str], None]

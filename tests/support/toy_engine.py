@@ -17,6 +17,7 @@ from launcher.engines.causes import PLAIN, Retry, rule
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.make import EngineType, Parts
 from launcher.engines.numactl import Binding
+from launcher.engines.software import Stack
 from launcher.machine.topology import CpuInfo
 from launcher.models.profile import ModelProfile
 from launcher.plan.plan import EffectiveConfig, Finding, Planning, Slot, Subject, warning
@@ -73,7 +74,10 @@ def _make(config: Config, parts: Parts) -> ToyEngine:
 
 
 TOY: Final = EngineType(
-    planning=Planning(settings=_settings, rules=(lambda subject: iter(_ink(subject)),)), make=_make
+    title=lambda _engine: "toy",
+    planning=Planning(settings=_settings, rules=(lambda subject: iter(_ink(subject)),)),
+    probe=lambda _engine: Stack(command=(sys.executable,)),
+    make=_make,
 )
 
 if __name__ == "__main__":

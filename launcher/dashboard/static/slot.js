@@ -97,7 +97,7 @@ function showRow(parts, slot, now) {
     ["State", `${stateOf(slot)} for ${duration(now.time - slot.since)}${detail ? `: ${detail}` : ""}`],
     ["Model", slot.model],
     ["Generation", `${slot.generation}, ${plural(slot.restarts, "restart", "restarts")}`],
-    ["Process", slot.pid === null ? "none" : `${slot.pid} at ${slot.address ?? "no address yet"}`],
+    ["Process", processWords(slot)],
     ["Memory", memoryWords(slot)],
     ["Last probe", slot.looked_at === null ? "none yet" : `${duration(now.time - slot.looked_at)} ago`],
     ["CPUs", listed(slot.cpus)],
@@ -113,6 +113,12 @@ function showRow(parts, slot, now) {
   setText(placement, placementWords(verified, rows.length));
   const others = verified?.foreign ?? [];
   keyed(foreign, others, String, () => element("li"), (node, text) => setText(node, `Other process: ${text}`));
+}
+
+// A container's main process is found after its start; that of another user may never be.
+function processWords({ pid, address }) {
+  if (pid === null && address === null) return "none";
+  return `${pid ?? "not found"} at ${address ?? "no address yet"}`;
 }
 
 // Lists break at their commas.

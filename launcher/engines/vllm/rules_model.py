@@ -11,7 +11,7 @@ from launcher.engines.vllm.settings import (
     DEFAULT_BLOCK_SIZE,
     KV_ELEMENT_BYTES,
     WEIGHT_PREPACK,
-    whole_gib_only,
+    lacks_kv_bytes,
 )
 from launcher.models.description import versions
 from launcher.models.layers import LayerKind
@@ -302,7 +302,7 @@ def kv_cache_type(subject: Subject) -> Iterator[Finding]:
 
 def kv_whole_gib(subject: Subject) -> Iterator[Finding]:
     """Older vLLM takes VLLM_CPU_KVCACHE_SPACE only, an integer of GiB."""
-    if not whole_gib_only(subject.facts):
+    if not lacks_kv_bytes(subject.facts):
         return
     for model, _ in subject.models():
         asked = model.kv_bytes

@@ -46,7 +46,7 @@ def effective_config(
 ) -> EffectiveConfig:
     """The one decision about what instances of `model` run with.
 
-    The operator's arguments replace [[models]] (config/engine_arguments.py); the last one wins. Where neither sets a value,
+    The operator's arguments replace [[models]] (arguments.py); the last one wins. Where neither sets a value,
     it is the model's own or vLLM's default.
 
     Raises LauncherError for an argument that the launcher does not take, and for a value that vLLM would not."""
@@ -88,7 +88,7 @@ def effective_config(
     )
 
 
-def whole_gib_only(facts: Facts) -> bool:
+def lacks_kv_bytes(facts: Facts) -> bool:
     """This vLLM takes its KV cache in whole GiB only, by KV_SPACE."""
     return not is_since(facts.engine.get("vllm"), KV_CACHE_BYTES_SINCE)
 

@@ -65,7 +65,7 @@ def apply_layout(file: Path, layout: Layout, *, now: datetime) -> Applied:
         document = tomlkit.parse(old)
         changed = (*_set_layout(document, layout), *_set_limits(document, layout))
         new = document.as_string().encode()
-    except (TOMLKitError, UnicodeError, AttributeError, TypeError) as error:
+    except (TOMLKitError, ValueError, AttributeError, TypeError) as error:
         raise LauncherError(f"cannot change '{file}': {error}", _BY_HAND) from None
     if not changed:
         return Applied(file, None, ())

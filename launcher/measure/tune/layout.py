@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
@@ -19,7 +19,6 @@ from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.base.text import counted
 from launcher.config.schema import Config, Strategy
-from launcher.engines.make import engine_type
 from launcher.machine.topology import Topology
 from launcher.measure.tune.model import Candidate, Candidates, Layout, LeftOut, Stack
 
@@ -241,11 +240,15 @@ def limits_of(layout: Layout) -> dict[str, int]:
     return {key: value for key in _LIMITS if (value := getattr(layout, key)) is not None}
 
 
-def with_layout(config: Config, layout: Layout) -> Config:
+Overriding = Callable[[Sequence[str], Iterable[str]], tuple[int, ...]]
+"""Indices of the words of engine.args that override keys of [[models]]."""
+
+
+def with_layout(config: Config, layout: Layout, overriding: Overriding) -> Config:
     """`layout.stack` is not part of it: it is a matter of the engine's environment."""
     limits, args = limits_of(layout), config.engine.args
-    overriding = engine_type(config.engine.kind).overriding(args, limits)
-    args = tuple(word for index, word in enumerate(args) if index not in overriding)
+    dropped = overriding(args, limits)
+    args = tuple(word for index, word in enumerate(args) if index not in dropped)
     return replace(
         config,
         engine=replace(config.engine, args=args),

@@ -28,6 +28,7 @@ from launcher.base.files import HUB
 from launcher.base.processes import dies_with_parent
 from launcher.config.schema import Config
 from launcher.control.client import ControlClient
+from launcher.engines.make import engine_type
 from launcher.measure.tune.layout import with_layout
 from launcher.measure.tune.model import Layout, NotStartedError
 
@@ -111,7 +112,8 @@ def private_config(
 
     `env` is added to the engine's environment. The compile caches in `cache` are shared by all visits; not with the
     service, whose instances may run as another user."""
-    tree: dict[str, Any] = _without_none(msgspec.to_builtins(with_layout(config, layout)))
+    overriding = engine_type(config.engine.kind).overriding
+    tree: dict[str, Any] = _without_none(msgspec.to_builtins(with_layout(config, layout, overriding)))
     tree["engine"] |= {"cache_dir": str(cache), "env": {**tree["engine"]["env"], **env}}
     for key in ("tls_certificate", "tls_key", "api_keys_file", "overflow"):
         tree["proxy"].pop(key, None)

@@ -1,15 +1,82 @@
-"""The table of versions, and what it says of what is installed."""
+"""Each check of vLLM's software at a machine that is good in everything, spoiled in one thing; the table of versions."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from importlib import resources
+from typing import Any
 
 import pytest
 
+from launcher.base.text import GIB
+from launcher.engines.checks import Compiler, Installed, Row, Tier, Trouble, Verdict
+from launcher.engines.make import engine_type
+from launcher.engines.software import Stack
 from launcher.engines.vllm.checks import Matrix, versions_row
-from launcher.plan.check_rows import Tier, Verdict
+from launcher.machine.hardware import HostFacts
+from launcher.machine.named import find_topology
 
 MATRIX = Matrix.parse((resources.files("launcher.engines.vllm") / "compatibility.toml").read_text())
+CHECKS = engine_type("vllm").checks()
+ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
+HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
+TOPOLOGY = find_topology("epyc-7763-1p")
+STACK = Stack(command=("/venv/bin/vllm",), vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1")
+GOOD = Installed(
+    stack=STACK,
+    tcmalloc="/lib/libtcmalloc.so",
+    openmp=("/venv/libgomp.so",),
+    compiler=Compiler("/usr/bin/g++", "13.2.0"),
+)
+OK, WARN, FAIL = Verdict.OK, Verdict.WARN, Verdict.FAIL
+BEST, LESS, LEAST = Tier.OPTIMISED, Tier.DEGRADED, Tier.FALLBACK
+
+
+def look(software: Installed = GOOD, host: HostFacts = HOST, **topology: Any) -> list[Row]:
+    return [row for check in CHECKS for row in check(software, host, replace(TOPOLOGY, **topology))]
+
+
+def of(**stack: Any) -> Installed:
+    return replace(GOOD, stack=replace(STACK, **stack))
+
+
+def test_all_is_good() -> None:
+    rows = look()
+    assert {(row.verdict, row.tier) for row in rows} == {(OK, BEST)}
+    assert [row.check for row in rows] == [
+        "tcmalloc", "openmp", "vllm", "versions", "zentorch", "compiler", "build-jobs",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rows", "check", "verdict", "tier", "says"),
+    [
+        (lambda: look(host=replace(HOST, vendor="GenuineIntel")), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
+        (lambda: look(host=replace(HOST, flags=frozenset({"avx2"}))), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
+        (lambda: look(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
+        (lambda: look(replace(GOOD, tcmalloc=None)), "tcmalloc", WARN, LESS, "not found"),
+        (lambda: look(replace(GOOD, tcmalloc=None, tcmalloc_off=True)), "tcmalloc", WARN, LESS, "switched off"),
+        (lambda: look(replace(GOOD, openmp=())), "openmp", WARN, LESS, "no OpenMP"),
+        (lambda: look(replace(GOOD, stack=None, trouble=Trouble("cannot find it", "install it"))), "vllm", FAIL, LEAST,
+            "cannot find it"),
+        (lambda: look(of(vllm=None)), "vllm", WARN, BEST, "/venv/bin/vllm: unknown version"),
+        (lambda: look(of(cpu_build=False)), "vllm-build", FAIL, LEAST, "vLLM 0.32.0 is no CPU build"),
+        (lambda: look(of(torch="2.11.0", zentorch=None)), "versions", WARN, LESS, "built against"),
+        (lambda: look(of(zentorch=None)), "zentorch", WARN, LESS, "not installed"),
+        (lambda: look(of(zentorch=None, vllm="9.9")), "zentorch", WARN, LESS, "not installed"),
+        (lambda: look(of(zentorch=None, vllm=None)), "zentorch", WARN, LESS, "not installed"),
+        (lambda: look(replace(GOOD, compiler=None)), "compiler", WARN, LESS, "no C++ compiler"),
+        (lambda: look(replace(GOOD, compiler=Compiler("g++", "12.2.0"))), "compiler", OK, BEST, "sufficient to serve"),
+    ],
+)  # fmt: skip
+def test_one_thing_is_different(
+    rows: Callable[[], list[Row]], check: str, verdict: Verdict, tier: Tier, says: str
+) -> None:
+    row = next(row for row in rows() if row.check == check)
+    assert (row.verdict, row.tier) == (verdict, tier), row
+    assert says in row.fact
+    assert row.remedy or row.verdict is OK
 
 
 def test_every_set_is_whole_and_sourced() -> None:

@@ -209,7 +209,8 @@ def test_a_file_that_may_not_be_written(file: Path, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(
     ("text", "why"),
     [(b"[layout\n", "cannot change"), (b"layout = 3\n", "cannot change"), (b"\xff\xfe", "cannot change"),
-     (b"models = 4\n", "cannot change"), (b"[models]\nname = 3\n", "cannot change")],
+     (b"models = 4\n", "cannot change"), (b'[engine]\nkind = "vlm"\n', "cannot change"),
+     (b"[models]\nname = 3\n", "cannot change")],
 )  # fmt: skip
 def test_what_is_no_configuration_is_refused(text: bytes, why: str, tmp_path: Path) -> None:
     file = tmp_path / "config.toml"

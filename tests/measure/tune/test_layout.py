@@ -12,6 +12,8 @@ from support.plans import make_plan
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Engine, EngineKind, Strategy
 from launcher.config.schema import Layout as ConfiguredLayout
+from launcher.engines.make import engine_type
+from launcher.engines.vllm.arguments import overriding
 from launcher.machine.named import find_topology
 from launcher.measure.tune.layout import MOST, find_candidates, with_layout
 from launcher.measure.tune.model import Candidates, Layout
@@ -131,7 +133,7 @@ def test_a_layout_replaces_the_limits_of_engine_args() -> None:
 
     def slots(**limits: int) -> list[dict[str, Any]]:
         layout = Layout(strategy=Strategy.INTERLEAVED, instances_per_socket=2, reserve_cores=0, **limits)  # type: ignore[arg-type]
-        plan = plan_json(make_plan(topology, with_layout(config, layout), {}, cpus_only=True))
+        plan = plan_json(make_plan(topology, with_layout(config, layout, overriding), {}, cpus_only=True))
         return [
             {key: slot[key] for key in ("max_num_seqs", "max_num_batched_tokens")} for slot in plan["slots"]
         ]
@@ -141,6 +143,7 @@ def test_a_layout_replaces_the_limits_of_engine_args() -> None:
     layout = Layout(
         strategy=Strategy.INTERLEAVED, instances_per_socket=2, reserve_cores=0, max_num_seqs=16, max_num_batched_tokens=1024
     )  # fmt: skip
-    assert with_layout(config, layout).engine.args == ("--seed", "1")
+    assert with_layout(config, layout, overriding).engine.args == ("--seed", "1")
     command = msgspec.structs.replace(config, engine=Engine(EngineKind.COMMAND, command=("x",), args=args))
-    assert with_layout(command, layout).engine.args == args, "another engine's arguments"
+    others = engine_type(EngineKind.COMMAND).overriding
+    assert with_layout(command, layout, others).engine.args == args, "another engine's arguments"

@@ -1,25 +1,11 @@
-"""The rows of `doctor`, of host and engine, and the resulting performance tier. Pure."""
+"""The report of `doctor`: its rows as text and JSON, and the resulting performance tier. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Final
 
-
-class Verdict(StrEnum):
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
-
-
-class Tier(StrEnum):
-    """Expected performance, best first."""
-
-    OPTIMISED = "optimised"
-    DEGRADED = "degraded"
-    FALLBACK = "fallback"
-
+from launcher.engines.checks import Row, Tier, Verdict
 
 _TIERS: Final = tuple(Tier)
 EXPECTATION: Final = {
@@ -28,30 +14,6 @@ EXPECTATION: Final = {
     Tier.DEGRADED: "works, but more slowly than this machine allows: see the listed checks",
     Tier.FALLBACK: "suitable for trials only: see the listed checks",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    check: str
-    """Stable name in kebab case."""
-    verdict: Verdict
-    fact: str
-    remedy: str = ""
-    """One line; empty when no action is needed."""
-    tier: Tier = Tier.OPTIMISED
-    """The best tier that is possible with this result."""
-
-
-def ok(check: str, fact: str, remedy: str = "") -> Row:
-    return Row(check, Verdict.OK, fact, remedy)
-
-
-def warn(check: str, fact: str, remedy: str, tier: Tier = Tier.OPTIMISED) -> Row:
-    return Row(check, Verdict.WARN, fact, remedy, tier)
-
-
-def fail(check: str, fact: str, remedy: str) -> Row:
-    return Row(check, Verdict.FAIL, fact, remedy, Tier.FALLBACK)
 
 
 @dataclass(frozen=True, slots=True)

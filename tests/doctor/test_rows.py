@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.plan.check_rows import EXPECTATION, Report, Row, Tier, Verdict, to_json, to_text
+from launcher.doctor.rows import EXPECTATION, Report, to_json, to_text
+from launcher.engines.checks import Row, Tier, Verdict
 
 GOOD = Row("cpu", Verdict.OK, "fast")
 SLOW = Row("tcmalloc", Verdict.WARN, "not there", "install it", Tier.DEGRADED)
