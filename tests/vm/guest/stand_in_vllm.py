@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, "/srv")
-from support import fake_engine
+import fake_engine
 
 KERNELS = ("aa", "bb", "cc")
 
