@@ -309,8 +309,8 @@ def test_scripts_import_names_that_are_there() -> None:
 # --- engines.make tells kinds of engines apart, engines.vllm names vLLM's options and variables. ---
 
 KINDS = re.compile(r"\bEngineKind\b|\bis_vllm\b|\bengine\.kind(?:\.value)?\s*(?:[=!]=|is\b|in\b|not\b)")
-# The descriptions of configuration keys; the row of `doctor` about the processor; vLLM's client of a measurement.
-NAMES_VLLMS = {"config.schema", "doctor.checks", "measure.bench.load_generator"}
+# The descriptions of configuration keys; vLLM's client of a measurement.
+NAMES_VLLMS = {"config.schema", "measure.bench.load_generator"}
 
 
 def test_kinds_of_engines_are_told_apart_in_one_place() -> None:

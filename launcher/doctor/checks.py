@@ -15,56 +15,13 @@ from launcher.engines.numactl import MemPolicy
 
 # A larger difference between nodes means unevenly populated channels; the slowest node then limits equal instances.
 UNEVEN_MEMORY: Final = 0.10
-_X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})
 
 
 def cpu(facts: Facts) -> Iterator[Row]:
-    """ZenTorch is for Zen 4 and later; vLLM's own kernels run on the others."""
     host = facts.host
     zen = f", {host.zen}" if host.zen else ""
     cores = len(facts.topology.cores)
     yield ok("cpu", f"{host.brand or host.vendor or 'unknown'}{zen}, {cores} cores, {host.logical_cpus} cpus")
-
-
-def vector_units(facts: Facts) -> Iterator[Row]:
-    """vLLM's x86 wheel has an AVX-512 and an AVX2 build; without either it crashes with SIGILL."""
-    flags = facts.host.flags
-    if facts.host.vendor not in _X86:
-        yield ok("avx512", "not an x86 processor: vLLM uses its build for this architecture")
-    elif "avx512f" in flags:
-        yield ok("avx512", "AVX-512 available")
-    elif "avx2" in flags:
-        yield warn(
-            "avx512", "no AVX-512: vLLM runs its AVX2 build, about half as fast, without ZenTorch",
-            "use AMD Zen 4 or later, or enable AVX-512 for the virtual machine", Tier.FALLBACK,
-        )  # fmt: skip
-    else:
-        yield fail(
-            "avx512", "neither AVX-512 nor AVX2: vLLM crashes with SIGILL",
-            "use another machine, or enable the processor's instruction sets for the virtual machine",
-        )  # fmt: skip
-
-
-def bfloat16(facts: Facts) -> Iterator[Row]:
-    flags = facts.host.flags
-    if "avx512_bf16" in flags or "bf16" in flags:
-        yield ok("bf16", "bfloat16 instructions available")
-    else:
-        yield warn(
-            "bf16", "no bfloat16 instructions: bfloat16 models are computed in float32",
-            "use AMD Zen 4, Intel Cooper Lake or later", Tier.DEGRADED,
-        )  # fmt: skip
-
-
-def amx(facts: Facts) -> Iterator[Row]:
-    """Intel only; on some processors, bfloat16 with --enforce-eager crashes on a short first prompt (vLLM 0.32)."""
-    if "amx_bf16" in facts.host.flags:
-        yield ok(
-            "amx", "AMX with bfloat16 available",
-            'with --enforce-eager set dtype = "float32": vLLM 0.32 crashes with SIGILL in bfloat16',
-        )  # fmt: skip
-    else:
-        yield ok("amx", "no AMX (Intel only)" if facts.host.zen else "no AMX")
 
 
 def numa(facts: Facts) -> Iterator[Row]:
@@ -246,7 +203,7 @@ def governor(facts: Facts) -> Iterator[Row]:
 
 
 HOST_RULES: Final = (
-    cpu, vector_units, bfloat16, amx, numa, smt, allowed, cpu_quota, memory, memory_limit, numactl, container, hugepages,
+    cpu, numa, smt, allowed, cpu_quota, memory, memory_limit, numactl, container, hugepages,
     numa_balancing, governor,
 )  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Checks of vLLM's software, for `doctor`. Pure."""
+"""Checks of vLLM's software and of the processor for it, for `doctor`. Pure."""
 
 from __future__ import annotations
 
@@ -103,7 +103,53 @@ def _unknown(matrix: Matrix, installed: str, vllm: str, zentorch: str | None) ->
     )  # fmt: skip
 
 
-# --- Rules on allocator, OpenMP, vLLM, ZenTorch and compilers. ---
+# --- Checks of the processor. ---
+
+_X86: Final = frozenset({"AuthenticAMD", "GenuineIntel", "HygonGenuine"})
+
+
+def vector_units(_software: Installed, host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    """vLLM's x86 wheel has an AVX-512 and an AVX2 build; without either it crashes with SIGILL."""
+    flags = host.flags
+    if host.vendor not in _X86:
+        yield ok("avx512", "not an x86 processor: vLLM uses its build for this architecture")
+    elif "avx512f" in flags:
+        yield ok("avx512", "AVX-512 available")
+    elif "avx2" in flags:
+        yield warn(
+            "avx512", "no AVX-512: vLLM runs its AVX2 build, about half as fast, without ZenTorch",
+            "use AMD Zen 4 or later, or enable AVX-512 for the virtual machine", Tier.FALLBACK,
+        )  # fmt: skip
+    else:
+        yield fail(
+            "avx512", "neither AVX-512 nor AVX2: vLLM crashes with SIGILL",
+            "use another machine, or enable the processor's instruction sets for the virtual machine",
+        )  # fmt: skip
+
+
+def bfloat16(_software: Installed, host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    flags = host.flags
+    if "avx512_bf16" in flags or "bf16" in flags:
+        yield ok("bf16", "bfloat16 instructions available")
+    else:
+        yield warn(
+            "bf16", "no bfloat16 instructions: bfloat16 models are computed in float32",
+            "use AMD Zen 4, Intel Cooper Lake or later", Tier.DEGRADED,
+        )  # fmt: skip
+
+
+def amx(_software: Installed, host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    """Intel only; on some processors, bfloat16 with --enforce-eager crashes on a short first prompt (vLLM 0.32)."""
+    if "amx_bf16" in host.flags:
+        yield ok(
+            "amx", "AMX with bfloat16 available",
+            'with --enforce-eager set dtype = "float32": vLLM 0.32 crashes with SIGILL in bfloat16',
+        )  # fmt: skip
+    else:
+        yield ok("amx", "no AMX (Intel only)" if host.zen else "no AMX")
+
+
+# --- Checks of allocator, OpenMP, vLLM, ZenTorch and compilers. ---
 
 # vLLM's documentation, "CPU - build wheel from source": gcc/g++ >= 12.3.0.
 COMPILER_SINCE: Final = (12, 3)
@@ -192,5 +238,7 @@ def jobs(_software: Installed, host: HostFacts, topology: Topology) -> Iterator[
 
 
 def checks_by(matrix: Matrix) -> tuple[Check, ...]:
-    """The checks of vLLM's software, in the order of their rows. `matrix`: the versions that match."""
-    return (tcmalloc, openmp, partial(engine, matrix), partial(zentorch, matrix), compiler, jobs)
+    """All checks, in the order of their rows. `matrix`: the versions that match."""
+    return (
+        vector_units, bfloat16, amx, tcmalloc, openmp, partial(engine, matrix), partial(zentorch, matrix), compiler, jobs,
+    )  # fmt: skip

@@ -20,6 +20,7 @@ from launcher.machine.named import find_topology
 MATRIX = Matrix.parse((resources.files("launcher.engines.vllm") / "compatibility.toml").read_text())
 CHECKS = engine_type("vllm").checks()
 ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
+INTEL = ZEN4 | {"amx_bf16"}
 HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
 TOPOLOGY = find_topology("epyc-7763-1p")
 STACK = Stack(command=("/venv/bin/vllm",), vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1")
@@ -45,13 +46,20 @@ def test_all_is_good() -> None:
     rows = look()
     assert {(row.verdict, row.tier) for row in rows} == {(OK, BEST)}
     assert [row.check for row in rows] == [
-        "tcmalloc", "openmp", "vllm", "versions", "zentorch", "compiler", "build-jobs",
+        "avx512", "bf16", "amx", "tcmalloc", "openmp", "vllm", "versions", "zentorch", "compiler", "build-jobs",
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("rows", "check", "verdict", "tier", "says"),
     [
+        (lambda: look(host=replace(HOST, vendor="ARM", flags=frozenset({"bf16"}))), "avx512", OK, BEST, "not an x86"),
+        (lambda: look(host=replace(HOST, vendor="ARM", flags=frozenset({"bf16"}))), "bf16", OK, BEST, "available"),
+        (lambda: look(host=replace(HOST, flags=frozenset({"avx2"}))), "avx512", WARN, LEAST, "AVX2 build"),
+        (lambda: look(host=replace(HOST, flags=frozenset())), "avx512", FAIL, LEAST, "SIGILL"),
+        (lambda: look(host=replace(HOST, flags=frozenset({"avx512f"}))), "bf16", WARN, LESS, "float32"),
+        (lambda: look(host=replace(HOST, vendor="GenuineIntel", flags=INTEL)), "amx", OK, BEST, "available"),
+        (lambda: look(host=replace(HOST, vendor="GenuineIntel", flags=INTEL - {"amx_bf16"})), "amx", OK, BEST, "no AMX"),
         (lambda: look(host=replace(HOST, vendor="GenuineIntel")), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
         (lambda: look(host=replace(HOST, flags=frozenset({"avx2"}))), "zentorch", OK, BEST, "on AMD Zen 4 and later only"),
         (lambda: look(memory_limit_bytes=8 * GIB), "build-jobs", OK, BEST, "4 parallel jobs"),
