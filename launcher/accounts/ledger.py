@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import threading
+import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -33,6 +34,8 @@ log = logging.getLogger("launcher.usage")
 BATCH_S: Final = 1.0
 # While the file cannot be written; some 60 MB. What comes after is lost, and counted.
 MOST_WAITING: Final = 100_000
+# A turn of the thread that takes longer: the disk hangs, or the file is large and is checked for damage.
+STALL_S: Final = 5.0
 # Entries of one transaction: Python's lock is held for a few milliseconds at a time.
 _SLICE: Final = 2_000
 # Of one turn, so that a backlog does not take the event loop's time for seconds.
@@ -55,6 +58,8 @@ class State:
     """Entries written since the start."""
     lost: int = 0
     """Entries that could not be written, and did not find room in memory."""
+    refused: int = 0
+    """Those of them that found no room."""
     problem: str = ""
     """Why the ledger cannot be written now; empty where it can."""
     remedy: str = ""
@@ -68,7 +73,8 @@ class State:
 
 
 class Writer:
-    """`entries` and `samples` are appended to by other threads; the writer removes from their fronts what is written."""
+    """`entries` and `samples` are appended to by the event loop, up to MOST_WAITING; the writer removes from their fronts
+    what is written. `refused` returns how many entries found no room since the start."""
 
     def __init__(
         self,
@@ -77,6 +83,8 @@ class Writer:
         entries: list[EndedRequest],
         samples: list[Sample],
         clock: Clock,
+        *,
+        refused: Callable[[], int],
     ) -> None:
         self._zone = settings.zone
         self._hour_of = partial(hour_begin, zone=zone_of(settings.zone))
@@ -84,6 +92,7 @@ class Writer:
         self._path = path
         self._entries = entries
         self._samples = samples
+        self._refused = refused
         self._clock = clock
         self._file: LedgerFile | None = None
         self._prune_at = 0.0
@@ -94,6 +103,8 @@ class Writer:
         self._asked = self._answered = 0
         self._stopping = False
         self.state = State()
+        self.turn_began: float | None = None
+        """When the present turn began, by time.monotonic; None between turns."""
 
     def run(self) -> None:
         """Until `stop`."""
@@ -101,7 +112,9 @@ class Writer:
             with self._turns:
                 self._turns.wait_for(lambda: self._asked > self._answered or self._stopping, BATCH_S)
                 asked, stopping = self._asked, self._stopping
+            self.turn_began = time.monotonic()
             self._turn()
+            self.turn_began = None
             with self._turns:
                 self._answered = asked
                 self._turns.notify_all()
@@ -127,6 +140,7 @@ class Writer:
             return self._turns.wait_for(lambda: self._answered >= mine, within_s) and self.state.ok
 
     def _turn(self) -> None:
+        self._count_refused()
         lost = self.state.lost
         try:
             self._check_suspected()
@@ -138,7 +152,6 @@ class Writer:
             self._succeeded(file)
         except Exception as error:
             self._failed(error)
-        self._bound()
         if self.state.ok and self.state.lost > lost:
             self.state = replace(
                 self.state,
@@ -273,20 +286,17 @@ class Writer:
         self._said = ""
         self.state = replace(self.state, problem="", remedy="", file_bytes=file.size)
 
-    def _bound(self) -> None:
-        del self._samples[MOST_WAITING:]
-        extra = len(self._entries) - MOST_WAITING
-        if extra > 0:
-            # Other threads append behind these meanwhile.
-            del self._entries[MOST_WAITING : MOST_WAITING + extra]
-            self._lose(extra)
+    def _count_refused(self) -> None:
+        if new := self._refused() - self.state.refused:
+            self._lose(new, refused=new)
 
-    def _lose(self, count: int) -> None:
-        # Their requests ended a moment ago: every turn looks at the bound.
+    def _lose(self, count: int, *, refused: int = 0) -> None:
+        # Their requests ended a moment ago, or while a turn hung.
         self._lost_in[self._hour_of(self._clock.wall())] += count
         if not self.state.lost:
             log.error("usage ledger: entries are lost, %d so far", count)
-        self.state = replace(self.state, lost=self.state.lost + count)
+        state = self.state
+        self.state = replace(state, lost=state.lost + count, refused=state.refused + refused)
 
     def _remove_unusable(self, batch: list[EndedRequest]) -> None:
         """Entries that no file can take; all of them where none is found, so that the same error does not come again."""
@@ -324,19 +334,39 @@ class Ledger:
         self._clock = clock = clock or Clock()
         self._entries: list[EndedRequest] = []
         self._samples: list[Sample] = []
-        self._writer = Writer(settings, path, self._entries, self._samples, clock)
+        self._refused = 0
+        self._writer = Writer(
+            settings, path, self._entries, self._samples, clock, refused=lambda: self._refused
+        )
         self._thread = threading.Thread(target=self._writer.run, name="usage ledger", daemon=True)
-        self.record: Callable[[EndedRequest], None] = self._entries.append
-        """Enter an ended request. It is in the file a second later, and until then only in memory."""
+
+    def record(self, ended: EndedRequest) -> None:
+        """Enter an ended request. It is in the file a second later, and until then only in memory; beyond MOST_WAITING it
+        is lost, and counted."""
+        if len(self._entries) < MOST_WAITING:
+            self._entries.append(ended)
+        else:
+            self._refused += 1
 
     def meter(self, amounts: Iterable[tuple[str, str, float]]) -> None:
-        """Add to the sums of the current hour: what, name, amount."""
-        now = self._clock.wall()
-        self._samples.extend((now, what, name, amount) for what, name, amount in amounts)
+        """Add to the sums of the current hour: what, name, amount. Beyond MOST_WAITING they are left out."""
+        if len(self._samples) < MOST_WAITING:
+            now = self._clock.wall()
+            self._samples.extend((now, what, name, amount) for what, name, amount in amounts)
 
     @property
     def state(self) -> State:
-        return self._writer.state
+        """As the last turn left it; with entries that found no room since, and a turn that does not end."""
+        writer = self._writer
+        state, began = writer.state, writer.turn_began
+        if new := self._refused - state.refused:
+            state = replace(state, lost=state.lost + new)
+        if not state.ok or began is None or time.monotonic() - began <= STALL_S:
+            return state
+        return replace(
+            state, problem=f"the usage ledger '{self.path}' was not written for more than {STALL_S:g} s",
+            remedy=f"see whether the disk of '{self.path.parent}' answers",
+        )  # fmt: skip
 
     @property
     def waiting(self) -> int:

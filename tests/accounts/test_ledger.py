@@ -10,10 +10,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +104,50 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
             assert ledger.flush()
         assert "is written again" in messages(caplog, logging.INFO)[-1]
     assert recorded(ledger.path) == 2
+
+
+class HangingFile(ledger_file.LedgerFile):
+    """A disk that stops to answer."""
+
+    goes_on = threading.Event()
+    began = threading.Event()
+
+    def write(self, *given: Any, **more: Any) -> None:
+        self.began.set()
+        assert self.goes_on.wait(60)
+        super().write(*given, **more)
+
+
+def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The thread never comes to a bound of its own; what is lost is in the file once the disk answers."""
+    monkeypatch.setattr(writer, "MOST_WAITING", 10)
+    monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(writer, "LedgerFile", HangingFile)
+    HangingFile.goes_on.clear()
+    HangingFile.began.clear()
+    with started(path) as ledger:
+        try:
+            record(ledger, 4)
+            assert HangingFile.began.wait(60)
+            record(ledger, 10)
+            for _ in range(20):
+                ledger.meter([("joules", "0", 1.0)])
+            eventually(lambda: not ledger.state.ok)
+            assert (ledger.waiting, ledger.state.lost) == (10, 4)
+            assert "was not written for more than 0.05 s" in ledger.state.problem
+            assert str(path.parent) in ledger.state.remedy
+            assert not ledger.flush(0.1)
+        finally:
+            HangingFile.goes_on.set()
+        assert ledger.flush()
+        assert (ledger.waiting, ledger.state.lost, ledger.state.recorded) == (0, 4, 10)
+        record(ledger)
+        assert ledger.flush()
+        assert ledger.state.lost == 4
+    assert recorded(path) == 11
+    assert report(path, Question(since="2h"), time.time(), "USD").lost == 4
 
 
 def test_beyond_the_bound_entries_are_lost_and_counted(
