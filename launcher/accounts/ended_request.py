@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class What:
-    """What happened in a step."""
+    """Names of steps."""
 
     RECEIVED: Final = "received"
     QUEUED: Final = "queued"

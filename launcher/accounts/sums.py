@@ -37,7 +37,7 @@ _SMALL_TOKENS: Final = 2**32
 
 
 class Group(NamedTuple):
-    """What many entries have in common; the names are EndedRequest's."""
+    """Values that many entries have in common; the names are EndedRequest's."""
 
     key: str
     model: str

@@ -98,7 +98,7 @@ class RequestRegistry:
         return timeline_of(ended[0], same_id=same_id) if ended else None
 
     def _tell(self, request: Request, tokens: Tokens, now: float) -> None:
-        """Whoever takes ended requests."""
+        """Make its record, and give it to all that take ended requests."""
         accounting = self._accounting
         tracing = accounting.tracing
         if tracing is not None:
@@ -110,7 +110,7 @@ class RequestRegistry:
             tracing.record(ended)
 
     def _record(self, request: Request, tokens: Tokens, now: float) -> EndedRequest:
-        """As it is now."""
+        """The record of it as it is now."""
         return ended_request(request, tokens, self._accounting.prices, now, time.time())
 
     def _observe(self, request: Request, now: float) -> None:
