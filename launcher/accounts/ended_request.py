@@ -44,9 +44,9 @@ class Trace(Struct, gc=False):
     trace_id: str
     """32 hexadecimal digits."""
     span_id: int
-    """Of the request's own span; those of its attempts follow it."""
+    """Id of the request's own span; those of its attempts follow it."""
     parent_id: str = ""
-    """Of the client's span, 16 hexadecimal digits."""
+    """Id of the client's span, 16 hexadecimal digits."""
     state: str = ""
     """The client's tracestate."""
     sampled: bool = True

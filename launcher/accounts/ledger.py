@@ -57,9 +57,9 @@ class State:
     recorded: int = 0
     """Entries written since the start."""
     lost: int = 0
-    """Entries that could not be written, and did not find room in memory."""
+    """Entries that could not be written, and were too many to wait in memory."""
     refused: int = 0
-    """Those of them that found no room."""
+    """Those of them that were not taken, as MOST_WAITING others waited."""
     problem: str = ""
     """Why the ledger cannot be written now; empty where it can."""
     remedy: str = ""
@@ -74,7 +74,7 @@ class State:
 
 class Writer:
     """`entries` and `samples` are appended to by the event loop, up to MOST_WAITING; the writer removes from their fronts
-    what is written. `refused` returns how many entries found no room since the start."""
+    what is written. `refused` returns how many entries were not taken since the start."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class Ledger:
 
     @property
     def state(self) -> State:
-        """As the last turn left it; with entries that found no room since, and a turn that does not end."""
+        """As the last turn left it; with entries that were not taken since, and a turn that does not end."""
         writer = self._writer
         state, began = writer.state, writer.turn_began
         if new := self._refused - state.refused:

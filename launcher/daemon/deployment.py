@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -38,9 +37,6 @@ from launcher.plan.planner import make_plan
 
 if TYPE_CHECKING:
     from launcher.plan.comparison import Column
-
-
-log = logging.getLogger("launcher.daemon")
 
 
 @dataclass(frozen=True, slots=True)

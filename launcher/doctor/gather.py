@@ -103,28 +103,26 @@ def _binding(engine: Engine, topology: Topology) -> Binding | Trouble:
 
 def find_software(engine: Engine) -> Installed:
     """The engine that `serve` would start, or why it cannot."""
-    kind = engine_type(engine.kind)
-    compiler = find_compiler(COMPILERS) if kind.compiles else None
-    off = engine.tcmalloc == "off"
+    kind, stack, trouble = engine_type(engine.kind), None, None
     try:
         stack = probe_stack(engine)
     except TimedOutError:
         raise
     except LauncherError as error:
+        trouble = Trouble(error.message, error.remedy)
+    if stack is not None:
+        tcmalloc = stack.tcmalloc
+    else:
         tcmalloc = find_tcmalloc("auto") if kind.preloads and engine.tcmalloc == "auto" else None
-        return Installed(
-            trouble=Trouble(error.message, error.remedy), tcmalloc=tcmalloc, tcmalloc_off=off, openmp=_system_openmp(),
-            compiler=compiler,
-        )  # fmt: skip
     return Installed(
-        stack=stack, tcmalloc=stack.tcmalloc, tcmalloc_off=off, openmp=(*_own_openmp(stack), *_system_openmp()),
-        compiler=compiler,
+        stack=stack, trouble=trouble, tcmalloc=tcmalloc, tcmalloc_off=engine.tcmalloc == "off",
+        openmp=(*_own_openmp(stack), *_system_openmp()), compiler=find_compiler(COMPILERS) if kind.compiles else None,
     )  # fmt: skip
 
 
-def _own_openmp(stack: Stack) -> tuple[str, ...]:
+def _own_openmp(stack: Stack | None) -> tuple[str, ...]:
     """In the engine's Python environment: torch's, and those of pip or conda in lib."""
-    if stack.python is None:
+    if stack is None or stack.python is None:
         return ()
     prefix = Path(stack.python).parent.parent
     places = ("lib", "lib/python3*/site-packages/torch.libs", "lib/python3*/site-packages/torch/lib")

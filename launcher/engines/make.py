@@ -49,7 +49,7 @@ def make_engine(
     engine = TYPES[config.engine.kind].make(config, parts)
     if config.engine.runtime is Runtime.HOST:
         return engine
-    return ContainedEngine(engine, _wrapping(config, stack, binding, socket_dir))
+    return ContainedEngine(engine, _wrapping(config, parts))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class EngineType:
     """Its instances need a C++ compiler."""
     is_local: Callable[[Path], bool] = Path.exists
     """Whether a model's path is one on this host that the engine reads."""
-    shared: Callable[[Config], Shared] = lambda _config: ((), {})
+    shared: Callable[[Config, Parts], Shared] = lambda _config, _parts: ((), {})
     """The folders that instances in containers may write to, beside their sockets."""
     require_models: Callable[[Config], None] = lambda _config: None
     """Raises PassingError for a model that is not there yet. Nothing for an engine whose `profiles` raise it."""
@@ -161,12 +161,12 @@ def _vllm_checks() -> tuple[Check, ...]:
     return checks_by(Matrix.parse(text))
 
 
-def _vllm_shared(config: Config) -> Shared:
+def _vllm_shared(config: Config, parts: Parts) -> Shared:
     """The compile caches; and the folder of downloads, of which a repository id needs one."""
-    caches, is_local = str(cache_dir(config.engine.cache_dir)), _local_models(config)
-    if all(model.path in is_local for model in config.models):
+    caches = str(cache_dir(config.engine.cache_dir))
+    if all(model.path in parts.local_models for model in config.models):
         return (caches,), {}
-    # Where this host downloads models to (huggingface_hub/constants.py).
+    # This host's folder of downloads (huggingface_hub/constants.py).
     usual = os.environ.get("HF_HOME") or str(Path.home() / ".cache/huggingface")
     downloads = config.engine.env.get("HF_HOME") or usual
     return (caches, downloads), {"HF_HOME": downloads}
@@ -196,15 +196,15 @@ def probe_stack(engine: EngineConfig) -> Stack:
     return engine_type(engine.kind).probe(engine) if engine.runtime is Runtime.HOST else probe_image(engine)
 
 
-def _wrapping(config: Config, stack: Stack, binding: Binding, socket_dir: str) -> Wrapping:
+def _wrapping(config: Config, parts: Parts) -> Wrapping:
     """All files of an instance have the same paths inside the container."""
-    engine, local_models = config.engine, _local_models(config)
-    shared, env = TYPES[engine.kind].shared(config)
-    volumes = [Volume(path) for path in _model_folders(local_models.values(), shared)]
+    engine = config.engine
+    shared, env = TYPES[engine.kind].shared(config, parts)
+    volumes = [Volume(path) for path in _model_folders(parts.local_models.values(), shared)]
     volumes += [Volume(path, writable=True) for path in shared]
     return Wrapping(
-        runtime=engine.runtime, client=stack.client or engine.runtime.value, image=engine.image or "",
-        socket_dir=socket_dir, binds_memory=binding.policy is MemPolicy.MEMBIND, args=engine.runtime_args,
+        runtime=engine.runtime, client=parts.stack.client or engine.runtime.value, image=engine.image or "",
+        socket_dir=parts.socket_dir, binds_memory=parts.binding.policy is MemPolicy.MEMBIND, args=engine.runtime_args,
         volumes=tuple(volumes), env=env,
     )  # fmt: skip
 
