@@ -22,6 +22,8 @@ ABSENT = (
     "overflow",
     "numa_launcher_cost_total",
 )
+# The annotation of a start holds for a minute, and a real engine takes longer to be ready: the series is asked for.
+JUST_STARTED = " < 60"
 
 
 def test_each_panel_has_data(configure: Configure, tmp_path: Path) -> None:
@@ -34,9 +36,18 @@ def test_each_panel_has_data(configure: Configure, tmp_path: Path) -> None:
         with running(folder, f"127.0.0.1:{daemon.port}", free_port(), tls=False) as prometheus:
             eventually(lambda: prometheus.query("numa_launcher:first_token_seconds:p99_rate5m"), what="rules")
             assert chat(daemon.url, stream=True)
-            shown = [each for each in expressions() if not any(part in each for part in ABSENT)]
+            shown = [
+                each.removesuffix(JUST_STARTED)
+                for each in expressions()
+                if not any(part in each for part in ABSENT)
+            ]
             assert len(shown) > 20
-            eventually(lambda: not [each for each in shown if not prometheus.query(each)], 30)
+
+            def all_have_data() -> bool:
+                print(empty := [each for each in shown if not prometheus.query(each)])
+                return not empty
+
+            eventually(all_have_data, what="data in each panel")
             assert prometheus.firing() == set()
     finally:
         daemon.end()
