@@ -7,13 +7,11 @@ import errno
 import logging
 import os
 import stat
-import threading
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from launcher.accounts import audit_verify as folder_io
 from launcher.accounts.audit_chain import (
@@ -37,6 +35,7 @@ from launcher.accounts.audit_chain import (
 from launcher.accounts.ended_request import EndedRequest
 from launcher.base.clock import Clock
 from launcher.base.errors import reason
+from launcher.base.writer import Problem, Sink
 from launcher.config.schema import Audit
 
 log = logging.getLogger("launcher.audit")
@@ -303,127 +302,78 @@ MAX_WAITING: Final = 100_000
 MAX_BATCH: Final = 4096
 # Lines encoded before other threads may run: 0.3 ms, where the interpreter itself would let them wait 5 ms.
 _LINES_AT_ONCE: Final = 128
-# A write that takes longer: the disk hangs.
-STALL_S: Final = 5.0
-# For the first write at the start of the daemon, and the last at its end.
-START_S: Final = 5.0
-STOP_S: Final = 10.0
 
 _NOT_OPEN: Final = "it is not open yet"
 _FULL: Final = "more entries than could be written"
 
 
-class AuditState(NamedTuple):
-    lines: int
-    lost: int
-    why: str  # it cannot be written; "" where it can
-
-
-class AuditTrail:
-    """`record` and `control` are called in the event loop, never wait and never raise."""
+class AuditTrail(Sink[EndedRequest | ControlEntry]):
+    """An entry is on the disk TURN_S after its `put`."""
 
     def __init__(self, folder: Path, settings: Audit, version: str, clock: Clock | None = None) -> None:
-        self._folder = folder
+        then = "requests are refused" if settings.strict else "requests are served unrecorded"
+        super().__init__(
+            log, f"the audit trail in '{folder}'", most=MAX_WAITING, every_s=TURN_S,
+            meanwhile=f"{then} until it can be written again",
+        )  # fmt: skip
         self._strict = settings.strict
         self._clock = clock = clock or Clock()
-        self._writer = Writer(folder, settings, version, clock)
-        self._waiting: deque[EndedRequest | ControlEntry] = deque()
-        self._lost = 0
-        """Written by the event loop only."""
-        self._lost_recorded = 0
-        """Written by the thread only, as all that follows."""
-        self._why = _NOT_OPEN
+        self._file = Writer(folder, settings, version, clock)
         self._failed_since = clock.wall()
-        self._turn_began: float | None = None
-        self._first_turn = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="audit", daemon=True)
-
-    # --- the event loop's side -----------------------------------------------------------------------
-
-    def record(self, entry: EndedRequest | ControlEntry) -> None:
-        if len(self._waiting) < MAX_WAITING:
-            self._waiting.append(entry)
-        else:
-            self._lost += 1
+        self._lost_recorded = 0
 
     def refusal(self) -> str | None:
         """With `strict`: why no request may be served now."""
-        return (self._problem() or None) if self._strict else None
+        if not self._strict:
+            return None
+        problem = self.problem
+        if problem is not None:
+            return problem.why
+        return None if self._file.last is not None else _NOT_OPEN
 
     @property
-    def state(self) -> AuditState:
-        return AuditState(self._writer.lines, self._lost + self._writer.unfit, self._problem())
+    def lines(self) -> int:
+        """Entries on the disk."""
+        return self._file.lines
 
-    def _problem(self) -> str:
-        began = self._turn_began
-        if self._why or began is None or time.monotonic() - began <= STALL_S:
-            return self._why
-        return f"a write takes longer than {STALL_S:g} s"
+    @property
+    def lost(self) -> int:
+        """Entries that could not be written."""
+        return self.refused + self._file.unfit
 
-    def start(self) -> None:
-        """Begin to write; returns when the first line is on the disk, or when it could not be written."""
-        self._thread.start()
-        self._first_turn.wait(START_S)
-
-    def stop(self) -> None:
-        """Write what waits, and the line that says that nothing is missing. Also without `start`, and again."""
-        self._stop.set()
-        if self._thread.ident is not None:
-            self._thread.join(STOP_S)
-        if left := len(self._waiting) + self._writer.unsaved:
-            log.error("audit trail '%s': %d entries could not be written", self._folder, left)
+    @property
+    def waiting(self) -> int:
+        return super().waiting + self._file.unsaved
 
     # --- the thread's side ---------------------------------------------------------------------------
 
-    def _run(self) -> None:
-        while not self._stop.wait(TURN_S if self._first_turn.is_set() else 0):
-            self._try(last=False)
-            self._first_turn.set()
-        self._try(last=True)
-        self._writer.close()
-
-    def _try(self, *, last: bool) -> None:
-        self._turn_began = time.monotonic()
-        try:
-            self._turn(last=last)
-        except OSError as error:
-            self._fail(reason(error), None)
-        except Exception as error:  # the thread must not end: nothing would be recorded any longer
-            self._fail(f"{type(error).__name__}: {error}", error)
-        else:
-            if self._why and self._why is not _NOT_OPEN:
-                log.info("audit trail '%s' is written again", self._folder)
-            self._why = ""
-        self._turn_began = None
-
-    def _fail(self, why: str, error: Exception | None) -> None:
-        if not self._why or self._why is _NOT_OPEN:
-            self._failed_since = self._clock.wall()
-            then = "requests are refused" if self._strict else "requests are served unrecorded"
-            log.error(
-                "cannot write the audit trail in '%s': %s; %s until it can be written again",
-                self._folder, why, then, exc_info=error,
-            )  # fmt: skip
-        self._why = why
-
-    def _turn(self, *, last: bool) -> None:
-        writer, waiting = self._writer, self._waiting
-        writer.turn()
-        while waiting:
-            count = min(len(waiting), MAX_BATCH)
-            for _ in range(0, count, _LINES_AT_ONCE):
-                writer.add(_taken(waiting, _LINES_AT_ONCE))
-                time.sleep(0)  # others run
-            writer.store()
-        if (lost := self._lost + writer.unfit) > self._lost_recorded:
-            writer.lost(lost - self._lost_recorded, self._failed_since, self._why or _FULL)
+    def write(self) -> Problem | None:
+        file = self._file
+        file.turn()
+        for _ in range(0, super().waiting, _LINES_AT_ONCE):
+            file.add(self.take(_LINES_AT_ONCE))
+            self.done()
+            if file.unsaved >= MAX_BATCH:
+                file.store()
+            time.sleep(0)  # others run
+        file.store()
+        if (lost := self.lost) > self._lost_recorded:
+            why = _FULL if self._problem is None else self._problem.why
+            file.lost(lost - self._lost_recorded, self._failed_since, why)
             self._lost_recorded = lost
-        if last:
-            writer.stopped()
-        writer.store()
+            file.store()
+        return None
 
+    def end(self, until: float) -> Problem | None:
+        try:
+            problem = super().end(until)
+            self._file.stopped()
+            self._file.store()
+        finally:
+            self._file.close()
+        return problem
 
-def _taken(waiting: deque[EndedRequest | ControlEntry], most: int) -> Iterator[EndedRequest | ControlEntry]:
-    for _ in range(min(most, len(waiting))):
-        yield waiting.popleft()
+    def failed(self, error: Exception) -> Problem:
+        if self._problem is None:
+            self._failed_since = self._clock.wall()
+        return super().failed(error)

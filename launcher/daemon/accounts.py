@@ -18,7 +18,7 @@ from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_chain import ControlEntry
 from launcher.accounts.budgets import Budgets, NoSums, Past, StoredSum, rules_of
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.exporter import Dropped, Exporter
+from launcher.accounts.exporter import FLUSH_S, Exporter
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_schema import ledger_path
 from launcher.accounts.report_values import zone_of
@@ -27,7 +27,8 @@ from launcher.base.clock import Clock, Moment, load_reading, store_reading
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
-from launcher.config.schema import Audit, Config, Usage
+from launcher.base.writer import Writer
+from launcher.config.schema import Config, Telemetry, Usage
 from launcher.control.handlers import ControlAction
 from launcher.proxy.ended import Accounting
 from launcher.proxy.observability.timelines import RequestTracing
@@ -37,141 +38,9 @@ from launcher.telemetry.machine_metrics import Values
 log = logging.getLogger("launcher.daemon")
 
 
-# --- The audit trail of the daemon: made from [audit], told of control actions, shown in metrics and `status`.
-
-
-class AuditAccount:
-    """Does nothing without [audit] path."""
-
-    def __init__(self, settings: Audit, clock: Clock) -> None:
-        path, self._strict = settings.path, settings.strict
-        self._clock = clock
-        self._trail = (
-            None if path is None else AuditTrail(Path(path).absolute(), settings, launcher.__version__, clock)
-        )
-
-    def joined(self, accounting: Accounting) -> Accounting:
-        """With the trail as one more that is told of ended requests; with `strict`, as one that is asked before."""
-        trail = self._trail
-        if trail is None:
-            return accounting
-        record = _both(accounting.record, trail.record)
-        return replace(accounting, record=record, unrecorded=trail.refusal if self._strict else None)
-
-    async def start(self) -> None:
-        """Returns when the first line is on the disk, or could not be written."""
-        if self._trail is not None:
-            await asyncio.to_thread(self._trail.start)
-
-    async def stop(self) -> None:
-        """After the last request has ended, and the control socket is closed. Also without `start`."""
-        if self._trail is not None:
-            await asyncio.to_thread(self._trail.stop)
-
-    def acted(self, action: ControlAction) -> None:
-        """An operator asked for a change."""
-        if self._trail is not None:
-            self._trail.record(_entry_of(action, self._clock.wall()))
-
-    def signalled(self, verb: str, name: str, reason: str) -> None:
-        """A signal asked for a change, by whom the kernel does not tell a Python handler. `reason`: why it was refused,
-        or empty."""
-        if self._trail is not None:
-            result = "refused" if reason else "done"
-            self._trail.record(
-                ControlEntry(at=self._clock.wall(), verb=verb, arguments=name, result=result, reason=reason)
-            )
-
-    def values(self) -> Values:
-        """For the metrics page."""
-        if self._trail is None:
-            return {}
-        state = self._trail.state
-        return {
-            metrics.AUDIT_ENTRIES: {(): state.lines},
-            metrics.AUDIT_LOST: {(): state.lost},
-            metrics.AUDIT_OK: {(): float(not state.why)},
-        }
-
-    def warnings(self) -> tuple[str, ...]:
-        """For `status`."""
-        if self._trail is None:
-            return ()
-        state, found = self._trail.state, []
-        if state.why:
-            found.append(f"the audit trail cannot be written: {state.why}")
-        if state.lost:
-            found.append(f"the audit trail lacks {state.lost} entries, which could not be written")
-        return tuple(found)
-
-
-def _both(
-    first: Callable[[EndedRequest], None], second: Callable[[EndedRequest], None]
-) -> Callable[[EndedRequest], None]:
-    def record(entry: EndedRequest) -> None:
-        first(entry)
-        second(entry)
-
-    return record
-
-
-def _entry_of(action: ControlAction, at: float) -> ControlEntry:
-    peer = action.peer
-    return ControlEntry(
-        at=at, verb=action.verb, arguments=action.arguments, slot=action.slot, user=peer.user, uid=peer.uid,
-        gid=peer.gid, pid=peer.pid, status=action.status, result=action.result, reason=action.reason,
-    )  # fmt: skip
-
-
-# --- Traces of requests in the daemon: made from [telemetry], shown in metrics and `status`. ---
-
-
-class TraceAccount:
-    """Does nothing without [telemetry] otlp_endpoint. Raises LauncherError for unusable headers in the environment."""
-
-    def __init__(self, config: Config) -> None:
-        endpoint, self._share = config.telemetry.otlp_endpoint, config.telemetry.otlp_sampling
-        self._endpoint = endpoint
-        self._exporter = Exporter(endpoint, launcher.__version__) if endpoint else None
-
-    def joined(self, accounting: Accounting) -> Accounting:
-        """With tracing."""
-        exporter = self._exporter
-        if exporter is None:
-            return accounting
-        tracing = RequestTracing(self._share, random.Random().getrandbits, exporter.export)  # noqa: S311  no secrets
-        return replace(accounting, tracing=tracing)
-
-    def start(self) -> None:
-        if self._exporter is not None:
-            self._exporter.start()
-
-    async def stop(self) -> None:
-        """After the last request has ended. Also without `start`."""
-        if self._exporter is not None:
-            await asyncio.to_thread(self._exporter.stop)
-
-    def values(self) -> Values:
-        """For the metrics page."""
-        if self._exporter is None:
-            return {}
-        dropped = self._exporter.dropped
-        return {
-            metrics.TRACES_EXPORTED: {(): float(self._exporter.exported)},
-            metrics.TRACES_DROPPED: {(reason.value,): float(dropped[reason]) for reason in Dropped},
-            metrics.TRACES_WAITING: {(): float(self._exporter.waiting)},
-        }
-
-    def warnings(self) -> tuple[str, ...]:
-        """For `status`."""
-        exporter = self._exporter
-        if exporter is None or not exporter.problem:
-            return ()
-        counts = f"{exporter.waiting} wait, {exporter.dropped.total()} were dropped"
-        remedy = "start the collector, or correct [telemetry] otlp_endpoint and restart the daemon"
-        return (f"cannot send traces to '{self._endpoint}': {exporter.problem}; {counts}; {remedy}",)
-
-
+# For the first line of the audit trail at the start, and for all that waits at the end.
+START_S: Final = 5.0
+STOP_S: Final = 10.0
 # Between two tries to read a ledger that could not be read.
 READ_AGAIN_S: Final = 10.0
 # Between two looks whether the clock was set.
@@ -230,11 +99,15 @@ class Accounts:
         """What the proxy tells of, and asks."""
         if config.usage.enabled and path is not None:
             self.ledger = Ledger(config.usage, path, clock)
-            self.accounting = replace(self.accounting, record=self._record)
-        self.audit = AuditAccount(config.audit, clock)
-        self._audit_folder = config.audit.path
-        self.traces = TraceAccount(config)
-        self.accounting = self.traces.joined(self.audit.joined(self.accounting))
+        folder = None if config.audit.path is None else Path(config.audit.path).absolute()
+        self._audit = (
+            None if folder is None else AuditTrail(folder, config.audit, launcher.__version__, clock)
+        )
+        self._audit_folder = folder
+        self._traces = self._exporter(config.telemetry)
+        self._disks = Writer("records", [sink for sink in (self._audit, self.ledger) if sink is not None])
+        self._network = Writer("traces", [] if self._traces is None else [self._traces])
+        self.accounting = self._told(self.accounting, config)
         self._meter: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
         # The last reading found damage, and the writer was told.
@@ -250,17 +123,29 @@ class Accounts:
             currency=config.cost.currency, allow_unknown=config.usage.when_unknown == "allow",
         )  # fmt: skip
 
-    def _record(self, entry: EndedRequest) -> None:
+    def _exporter(self, telemetry: Telemetry) -> Exporter | None:
+        """Raises LauncherError for unusable headers in the environment."""
+        endpoint = telemetry.otlp_endpoint
+        return Exporter(endpoint, launcher.__version__) if endpoint else None
+
+    def _told(self, accounting: Accounting, config: Config) -> Accounting:
+        """Who is told of ended requests."""
         if self.ledger is not None:
-            self.ledger.record(entry)
-        self.budgets.spend(entry)
+            accounting = replace(accounting, record=_both(self.ledger.put, self.budgets.spend))
+        if self._audit is not None:
+            asked = self._audit.refusal if config.audit.strict else None
+            record = _both(accounting.record, self._audit.put)
+            accounting = replace(accounting, record=record, unrecorded=asked)
+        if self._traces is not None:
+            draw = random.Random().getrandbits  # noqa: S311  no secrets
+            tracing = RequestTracing(config.telemetry.otlp_sampling, draw, self._traces.put)
+            accounting = replace(accounting, tracing=tracing)
+        return accounting
 
     async def start(self, occupancy: Occupancy) -> None:
         """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
 
         `occupancy`: of each slot."""
-        await self.audit.start()
-        self.traces.start()
         if self._no_ledger:
             log.error("%s", self._no_ledger)
         past, now = Past(), self.clock.now()
@@ -270,8 +155,11 @@ class Accounts:
             if past.damaged:
                 self.ledger.suspect()
         self.budgets.learn(past)
+        self._disks.start()
+        self._network.start()
+        if self._audit is not None:  # the first line is on the disk, or could not be written
+            await asyncio.to_thread(self._audit.flush, START_S)
         if self.ledger is not None:
-            self.ledger.start()
             self._meter = asyncio.create_task(_meter(self.ledger, occupancy), name="usage meter")
         if self._path is not None:
             unread = past.unreadable
@@ -337,63 +225,94 @@ class Accounts:
             await asyncio.wait({self._reading})
             self.clock.now()
             await asyncio.to_thread(self._store_clock)
-        await self.audit.stop()
-        await self.traces.stop()
-        if self.ledger is None or self._meter is None:
-            return
-        meter, self._meter = self._meter, None
-        meter.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await meter
-        await asyncio.to_thread(self.ledger.stop)
+        if self._meter is not None:
+            meter, self._meter = self._meter, None
+            meter.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await meter
+        await asyncio.to_thread(self._disks.stop, STOP_S)
+        await asyncio.to_thread(self._network.stop, FLUSH_S)
+
+    # --- control actions, for the audit trail --------------------------------------------------------
+
+    def acted(self, action: ControlAction) -> None:
+        """An operator asked for a change."""
+        peer = action.peer
+        self._enter(ControlEntry(
+            at=self.clock.wall(), verb=action.verb, arguments=action.arguments, slot=action.slot, user=peer.user,
+            uid=peer.uid, gid=peer.gid, pid=peer.pid, status=action.status, result=action.result, reason=action.reason,
+        ))  # fmt: skip
+
+    def signalled(self, verb: str, name: str, reason: str) -> None:
+        """A signal asked for a change, by whom the kernel does not tell a Python handler. `reason`: why it was refused, or
+        empty."""
+        result = "refused" if reason else "done"
+        self._enter(
+            ControlEntry(at=self.clock.wall(), verb=verb, arguments=name, result=result, reason=reason)
+        )
+
+    def _enter(self, entry: ControlEntry) -> None:
+        if self._audit is not None:
+            self._audit.put(entry)
+
+    # --- how they are --------------------------------------------------------------------------------
 
     def folders(self) -> dict[str, Path]:
         """Folders that are written to, by what is kept there."""
         ledger = {} if self.ledger is None else {"usage": self.ledger.path.parent}
-        trail = {} if self._audit_folder is None else {"audit": Path(self._audit_folder).absolute()}
+        trail = {} if self._audit_folder is None else {"audit": self._audit_folder}
         return ledger | trail
 
     def values(self) -> Values:
         """For the metrics page."""
-        return {**self._of_ledger(), **self.audit.values(), **self.traces.values()}
-
-    def _of_ledger(self) -> Values:
-        if self.ledger is None:
-            return {}
-        state = self.ledger.state
-        return {
-            metrics.LEDGER_OK: {(): float(state.ok)},
-            metrics.LEDGER_ENTRIES: {(): float(state.recorded)},
-            metrics.LEDGER_LOST: {(): float(state.lost)},
-            metrics.LEDGER_WAITING: {(): float(self.ledger.waiting)},
-            metrics.LEDGER_BYTES: {(): float(state.file_bytes)},
-        }
+        found: dict[str, dict[tuple[str, ...], float]] = {}
+        if (ledger := self.ledger) is not None:
+            found |= {
+                metrics.LEDGER_OK: {(): float(ledger.problem is None)},
+                metrics.LEDGER_ENTRIES: {(): float(ledger.recorded)},
+                metrics.LEDGER_LOST: {(): float(ledger.lost)},
+                metrics.LEDGER_WAITING: {(): float(ledger.waiting)},
+                metrics.LEDGER_BYTES: {(): float(ledger.file_bytes)},
+            }
+        if (audit := self._audit) is not None:
+            found |= {
+                metrics.AUDIT_ENTRIES: {(): float(audit.lines)},
+                metrics.AUDIT_LOST: {(): float(audit.lost)},
+                metrics.AUDIT_OK: {(): float(audit.problem is None)},
+            }
+        if (traces := self._traces) is not None:
+            found |= {
+                metrics.TRACES_EXPORTED: {(): float(traces.exported)},
+                metrics.TRACES_DROPPED: {(why.value,): float(count) for why, count in traces.dropped.items()},
+                metrics.TRACES_WAITING: {(): float(traces.waiting)},
+            }
+        return found
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
-        return (
-            *self._ledger_warnings(),
-            *self.budgets.warnings(),
-            *self.audit.warnings(),
-            *self.traces.warnings(),
-        )
-
-    def _ledger_warnings(self) -> tuple[str, ...]:
-        if self.ledger is None:
-            return (self._no_ledger,) if self._no_ledger else ()
-        state, found = self.ledger.state, []
-        if not state.ok:
+        found = [self._no_ledger] if self._no_ledger else []
+        for sink in (self.ledger, self._audit, self._traces):
+            if sink is not None and (problem := sink.problem) is not None:
+                counts = f"{sink.waiting} entries wait, {sink.lost} are lost"
+                found.append("; ".join(filter(None, (problem.text, counts, problem.remedy))))
+        if self.ledger is not None and self.ledger.moved_to is not None:
             found.append(
-                f"{state.problem}; {self.ledger.waiting} entries wait, {state.lost} are lost; {state.remedy}"
-            )
-        if state.moved_to is not None:
-            found.append(
-                f"the usage ledger was broken: the file is now '{state.moved_to}', and a new one began; to restore a "
+                f"the usage ledger was broken: the file is now '{self.ledger.moved_to}', and a new one began; to restore a "
                 "backup: stop the daemon, `numa-launcher usage restore BACKUP`, start it"
             )
-        if state.lost:
-            found.append(f"the usage ledger lacks {state.lost} entries, which could not be written")
-        return tuple(found)
+        lacks = [sink for sink in (self.ledger, self._audit) if sink is not None and sink.lost]
+        found += [f"{sink.title} lacks {sink.lost} entries, which could not be written" for sink in lacks]
+        return (*found, *self.budgets.warnings())
+
+
+def _both(
+    first: Callable[[EndedRequest], None], second: Callable[[EndedRequest], None]
+) -> Callable[[EndedRequest], None]:
+    def record(entry: EndedRequest) -> None:
+        first(entry)
+        second(entry)
+
+    return record
 
 
 def _path(settings: Usage, environ: Mapping[str, str]) -> Path:

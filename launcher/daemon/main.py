@@ -164,7 +164,7 @@ class Daemon:
             config.control.group,
             self.operations,
             read_group=config.control.read_group,
-            record=self.accounts.audit.acted,
+            record=self.accounts.acted,
         )
 
     async def run(self) -> None:
@@ -339,7 +339,7 @@ class Daemon:
         except Exception:  # a later signal may be obeyed
             why = "internal error"
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
-        self.accounts.audit.signalled("reload", "SIGHUP", why)
+        self.accounts.signalled("reload", "SIGHUP", why)
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)

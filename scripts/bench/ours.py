@@ -9,16 +9,14 @@ import signal
 from pathlib import Path
 
 import uvloop
-from msgspec import structs
 
 from launcher.balancing.cost_model import CostModel
 from launcher.base import log_lines
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.config.schema import Audit, Config, Model, Policy, Proxy, Telemetry, Usage
 from launcher.daemon import process
-from launcher.daemon.accounts import Accounts, TraceAccount
+from launcher.daemon.accounts import Accounts
 from launcher.proxy.dispatch import registry
-from launcher.proxy.ended import Accounting
 from launcher.proxy.server import ProxyServer
 
 
@@ -36,28 +34,23 @@ async def _serve(args: argparse.Namespace) -> None:
         access_log=args.access_log,
         trusted_proxies=tuple(args.trusted_proxies),
     )
-    accounts = traces = None
-    accounting = Accounting()
-    config = Config(models=(Model(name="m", path="/m"),), proxy=proxy)
-    if args.ledger:
-        usage = Usage(path=str(args.ledger))
-        audit = Audit(path=str(args.audit) if args.audit else None)
-        accounts = Accounts(structs.replace(config, usage=usage, audit=audit))
-        accounting = accounts.accounting
-    if args.traces:
-        telemetry = Telemetry(otlp_endpoint=args.traces, otlp_sampling=args.sampling)
-        traces = TraceAccount(structs.replace(config, telemetry=telemetry))
-        accounting = traces.joined(accounting)
-        traces.start()
+    accounts = Accounts(
+        Config(
+            models=(Model(name="m", path="/m"),),
+            proxy=proxy,
+            usage=Usage(enabled=args.ledger is not None, path=str(args.ledger) if args.ledger else None),
+            audit=Audit(path=str(args.audit) if args.audit else None),
+            telemetry=Telemetry(otlp_endpoint=args.traces or "", otlp_sampling=args.sampling),
+        )
+    )
     server = ProxyServer(
         proxy,
         models=(Model(name="m", path="/m"),),
         on_idle=lambda *_: None,
         on_suspect=lambda *_: None,
-        accounting=accounting,
+        accounting=accounts.accounting,
     )
-    if accounts is not None:
-        await accounts.start(server.readings.occupancy)
+    await accounts.start(server.readings.occupancy)
     await server.start()
     for slot, upstream in enumerate(args.upstreams):
         server.add_upstream(slot, 1, "m", _address(upstream), args.max_num_seqs, token_ids=args.token_ids)
@@ -67,10 +60,7 @@ async def _serve(args: argparse.Namespace) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await stop.wait()
     await server.stop(0)
-    if accounts is not None:
-        await accounts.stop()
-    if traces is not None:
-        await traces.stop()
+    await accounts.stop()
 
 
 def main() -> None:

@@ -14,17 +14,20 @@ from pathlib import Path
 
 import pytest
 from support.audit_trails import an_entry
+from support.written import written
 
 from launcher.accounts import audit
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_chain import ControlEntry
 from launcher.accounts.audit_verify import HEAD, verify
+from launcher.base import writer
 from launcher.config.usage_schema import Audit
 
 
 @pytest.fixture(autouse=True)
 def _short_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit, "TURN_S", 0.02)
+    monkeypatch.setattr(writer, "RETRY_S", 0.02)
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -36,12 +39,9 @@ def wait_until(condition: Callable[[], object]) -> None:
 
 @contextmanager
 def running(folder: Path, *, strict: bool = False) -> Iterator[AuditTrail]:
-    trail = AuditTrail(folder, Audit(path=str(folder), strict=strict), "1.0")
-    trail.start()
-    try:
+    with written(AuditTrail(folder, Audit(path=str(folder), strict=strict), "1.0")) as trail:
+        trail.flush(60)
         yield trail
-    finally:
-        trail.stop()
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, object]]:
@@ -56,11 +56,11 @@ def lines(folder: Path, kind: str) -> list[dict[str, object]]:
 def test_requests_and_control_actions_are_written_in_order(tmp_path: Path) -> None:
     folder = tmp_path / "trail"
     with running(folder) as trail:
-        assert trail.state.why == ""
+        assert trail.problem is None
         for number in range(200):
-            trail.record(an_entry(number))
-        trail.record(ControlEntry(at=time.time(), verb="drain", slot="1", user="ada", uid=1000))
-        wait_until(lambda: trail.state.lines == 201)
+            trail.put(an_entry(number))
+        trail.put(ControlEntry(at=time.time(), verb="drain", slot="1", user="ada", uid=1000))
+        wait_until(lambda: trail.lines == 201)
         assert verify(folder).wrong is None
     assert [line["output_tokens"] for line in lines(folder, "request")] == list(range(200))
     assert lines(folder, "control")[0]["user"] == "ada"
@@ -72,7 +72,7 @@ def test_requests_and_control_actions_are_written_in_order(tmp_path: Path) -> No
 def test_what_waits_is_written_at_the_end(tmp_path: Path) -> None:
     with running(tmp_path / "trail") as trail:
         for number in range(10_000):
-            trail.record(an_entry(number))
+            trail.put(an_entry(number))
     assert verify(tmp_path / "trail").kinds["request"] == 10_000
 
 
@@ -109,13 +109,13 @@ def test_a_full_disk_loses_nothing_while_memory_lasts(
         assert trail.refusal() is None
         filler = fill(disk)
         for number in range(50):
-            trail.record(an_entry(number))
+            trail.put(an_entry(number))
         wait_until(trail.refusal)
         assert trail.refusal() == "no space left on device"
         time.sleep(0.2)
         filler.unlink()
         wait_until(lambda: trail.refusal() is None)
-        wait_until(lambda: trail.state.lines == 50)
+        wait_until(lambda: trail.lines == 50)
         report = verify(disk / "trail")
         assert report.wrong is None
         assert (report.kinds["request"], report.lost) == (50, 0)
@@ -132,13 +132,13 @@ def test_what_memory_does_not_hold_is_counted_and_recorded(
     (tmp_path / "trail").mkdir(mode=0o777)
     (tmp_path / "trail").chmod(0o777)
     with running(tmp_path / "trail") as trail:
-        assert "other users may write" in trail.state.why
+        assert "other users may write" in trail.problem.why
         assert trail.refusal() is None
         for number in range(25):
-            trail.record(an_entry(number))
-        assert trail.state.lost == 15
+            trail.put(an_entry(number))
+        assert trail.lost == 15
         (tmp_path / "trail").chmod(0o750)
-        wait_until(lambda: trail.state.lines == 10)
+        wait_until(lambda: trail.lines == 10)
         wait_until(lambda: lines(tmp_path / "trail", "lost"))
     (lost,) = lines(tmp_path / "trail", "lost")
     assert (lost["lost"], "other users may write" in str(lost["reason"])) == (15, True)
@@ -150,17 +150,16 @@ def test_what_memory_does_not_hold_is_counted_and_recorded(
 def test_a_second_daemon_writes_when_the_first_has_ended(tmp_path: Path) -> None:
     with running(tmp_path / "trail") as first, running(tmp_path / "trail", strict=True) as second:
         assert second.refusal() == "another process writes this trail"
-        second.record(an_entry(2))
-        first.record(an_entry(1))
-        first.stop()
+        second.put(an_entry(2))
+        first.put(an_entry(1))
+        first.writer.stop(20)
         wait_until(lambda: second.refusal() is None)
     assert [line["output_tokens"] for line in lines(tmp_path / "trail", "request")] == [1, 2]
     assert verify(tmp_path / "trail").wrong is None
 
 
 def test_a_disk_that_hangs_is_a_reason_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit, "STALL_S", 0.05)
-    monkeypatch.setattr(audit, "START_S", 0.2)
+    monkeypatch.setattr(writer, "STALL_S", 0.05)
     hangs = threading.Event()
     goes_on = threading.Event()
     sync = os.fdatasync
@@ -172,7 +171,7 @@ def test_a_disk_that_hangs_is_a_reason_to_refuse(tmp_path: Path, monkeypatch: py
 
     with running(tmp_path / "trail", strict=True) as trail:
         monkeypatch.setattr(os, "fdatasync", slow)
-        trail.record(an_entry(1))
+        trail.put(an_entry(1))
         assert hangs.wait(20)
         wait_until(trail.refusal)
         assert "takes longer" in str(trail.refusal())
@@ -184,9 +183,9 @@ def test_an_entry_that_cannot_be_encoded_is_lost_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with running(tmp_path / "trail", strict=True) as trail:
-        trail.record(an_entry(1).__class__(ended_at=1e300, request_id="far away"))
-        trail.record(an_entry(2))
-        wait_until(lambda: trail.state.lines == 1)
+        trail.put(an_entry(1).__class__(ended_at=1e300, request_id="far away"))
+        trail.put(an_entry(2))
+        wait_until(lambda: trail.lines == 1)
         assert trail.refusal() is None
     assert "cannot be recorded" in caplog.text
     report = verify(tmp_path / "trail")

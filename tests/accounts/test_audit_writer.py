@@ -26,16 +26,17 @@ from support.audit_trails import an_entry
 from launcher.config.usage_schema import Audit
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts import audit
+from launcher.base.writer import Writer
 audit.TURN_S = 0.01
 folder = Path(sys.argv[1])
 trail = AuditTrail(folder, Audit(path=str(folder), max_bytes=200_000), "1.0")
-trail.start()
-assert not trail.state.why, trail.state
+Writer("audit", [trail]).start()
+assert trail.flush(60), trail.problem
 print("began", flush=True)
 number = 0
 while True:
     for number in range(number, number + 40):
-        trail.record(an_entry(number, time.time()))
+        trail.put(an_entry(number, time.time()))
     time.sleep(0.002)
 """
 

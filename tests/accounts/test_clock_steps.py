@@ -15,6 +15,7 @@ from support.deployments import made
 from support.fakes import until
 from support.hand_clock import DAY_S, HOUR_S, STEPS_S, HandClock
 from support.history_rows import row
+from support.written import written
 
 from launcher.accounts.audit import Writer
 from launcher.accounts.audit_verify import verify
@@ -259,11 +260,9 @@ async def test_a_daemon_that_starts_with_a_wrong_clock(tmp_path: Path, wrong_s: 
 @pytest.mark.parametrize("step_s", STEPS_S)
 def test_entries_of_the_ledger_stay(tmp_path: Path, step_s: float) -> None:
     clock, path = HandClock(NOON), tmp_path / "usage.db"
-    ledger = Ledger(Usage(), path, clock)
-    ledger.start()
-    try:
+    with written(Ledger(Usage(), path, clock)) as ledger:
         for age in (29, 10, 0):
-            ledger.record(EndedRequest(NOON - age * DAY_S, str(age)))
+            ledger.put(EndedRequest(NOON - age * DAY_S, str(age)))
             assert ledger.flush()
         clock.settle()
         for _ in range(2):
@@ -277,8 +276,6 @@ def test_entries_of_the_ledger_stay(tmp_path: Path, step_s: float) -> None:
         assert ledger.flush()
         assert ledger.flush()
         assert ids(path) == ["10", "0"]  # time that elapses does
-    finally:
-        ledger.stop()
 
 
 def ids(path: Path) -> list[str]:

@@ -14,18 +14,32 @@ from support.otlp_receiver import receiving
 from launcher.accounts import exporter as module
 from launcher.accounts.ended_request import EndedRequest, Trace
 from launcher.accounts.exporter import Dropped, Exporter
+from launcher.base import writer as base
 from launcher.base.errors import LauncherError
+from launcher.base.writer import Writer
 
 MAX_WAITING = 200
+STOP_S = 20.0
 
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("EVERY_S", "RETRY_S", "MAX_RETRY_S"):
+    for name in ("EVERY_S", "MAX_RETRY_S"):
         monkeypatch.setattr(module, name, 0.02)
-    monkeypatch.setattr(module, "FLUSH_S", 20.0)
+    monkeypatch.setattr(base, "RETRY_S", 0.02)
     monkeypatch.setattr(module, "MAX_WAITING", MAX_WAITING)
     monkeypatch.setattr(module, "BATCH", 64)
+
+
+def started(exporter: Exporter) -> Writer:
+    writer = Writer("traces", [exporter])
+    writer.start()
+    return writer
+
+
+def problem(exporter: Exporter) -> str:
+    found = exporter.problem
+    return "" if found is None else found.text
 
 
 def trace(number: int = 1) -> EndedRequest:
@@ -48,32 +62,27 @@ def test_traces_arrive() -> None:
         exporter = Exporter(
             receiver.url, "1.2", {"OTEL_SERVICE_NAME": "front", "OTEL_EXPORTER_OTLP_HEADERS": "X-Key=a%20b"}
         )
-        exporter.start()
+        writer = started(exporter)
         for number in range(1, 201):
-            exporter.export(trace(number))
+            exporter.put(trace(number))
         spans = receiver.wait(600)
-        exporter.stop()
+        writer.stop(STOP_S)
     assert {span.trace_id for span in spans} == {f"{number:032x}" for number in range(1, 201)}
     assert {span.service for span in spans} == {"front"}
     assert set(receiver.paths) == {"/v1/traces"}
     assert {headers["X-Key"] for headers in receiver.headers} == {"a b"}
-    assert (exporter.exported, exporter.dropped.total(), exporter.waiting, exporter.problem) == (
-        200,
-        0,
-        0,
-        "",
-    )
+    assert (exporter.exported, exporter.lost, exporter.waiting, exporter.problem) == (200, 0, 0, None)
 
 
 def test_traces_that_come_one_by_one_share_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "EVERY_S", 0.3)
     with receiving() as receiver:
         exporter = Exporter(receiver.url, "1", {})
-        exporter.start()
+        writer = started(exporter)
         for number in range(1, 201):
-            exporter.export(trace(number))
+            exporter.put(trace(number))
             time.sleep(0.003)
-        exporter.stop()
+        writer.stop(STOP_S)
     assert exporter.exported == 200
     # At least one each 0.3 s, and two that fill up at the end.
     assert len(receiver.texts) < 40
@@ -83,9 +92,9 @@ def test_a_path_that_is_given_stays() -> None:
     with receiving() as receiver:
         for path in ("/otlp", "/otlp/v1/traces"):
             exporter = Exporter(receiver.url + path, "1", {})
-            exporter.start()
-            exporter.export(trace())
-            exporter.stop()
+            writer = started(exporter)
+            exporter.put(trace())
+            writer.stop(STOP_S)
     assert receiver.paths == ["/otlp/v1/traces"] * 2
 
 
@@ -93,12 +102,12 @@ def test_what_waits_is_sent_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(module, "EVERY_S", 60.0)
     with receiving() as receiver:
         exporter = Exporter(receiver.url, "1", {})
-        exporter.start()
+        writer = started(exporter)
         for number in range(1, 150):
-            exporter.export(trace(number))
-        exporter.stop()
+            exporter.put(trace(number))
+        writer.stop(STOP_S)
         assert len(receiver.spans) == 3 * 149
-    assert (exporter.exported, exporter.dropped.total()) == (149, 0)
+    assert (exporter.exported, exporter.lost) == (149, 0)
 
 
 def test_a_dead_collector_is_said_once_and_traces_arrive_when_it_lives(
@@ -108,11 +117,11 @@ def test_a_dead_collector_is_said_once_and_traces_arrive_when_it_lives(
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
     exporter = Exporter(f"http://127.0.0.1:{port}", "1", {})
-    exporter.start()
+    writer = started(exporter)
     with caplog.at_level(logging.INFO, "launcher.tracing"):
         for number in range(1, MAX_WAITING + 101):
-            exporter.export(trace(number))
-        until(lambda: "connection refused" in exporter.problem)
+            exporter.put(trace(number))
+        until(lambda: "connection refused" in problem(exporter))
         time.sleep(0.2)
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert f"cannot send traces to 'http://127.0.0.1:{port}': connection refused" in caplog.text
@@ -120,28 +129,27 @@ def test_a_dead_collector_is_said_once_and_traces_arrive_when_it_lives(
         assert 0 < lost <= 100
         with receiving(port) as receiver:
             receiver.wait(3 * (MAX_WAITING + 100 - lost))
-            until(lambda: not exporter.problem)
-            exporter.stop()
-    assert "traces are sent again" in caplog.text
+            until(lambda: exporter.problem is None)
+            writer.stop(STOP_S)
+    assert "are sent again" in caplog.text
     assert (exporter.exported, exporter.waiting) == (MAX_WAITING + 100 - lost, 0)
 
 
 def test_a_collector_that_hangs_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TIMEOUT_S", 0.3)
-    monkeypatch.setattr(module, "FLUSH_S", 0.6)
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         sock.listen()
         exporter = Exporter(f"http://127.0.0.1:{sock.getsockname()[1]}", "1", {})
-        exporter.start()
+        writer = started(exporter)
         begin = time.monotonic()
         for number in range(1, 10 * MAX_WAITING):
-            exporter.export(trace(number))
-        until(lambda: "no answer within" in exporter.problem)
-        exporter.stop()
+            exporter.put(trace(number))
+        until(lambda: "no answer within" in problem(exporter))
+        writer.stop(0.6)
         assert time.monotonic() - begin < 8
     assert exporter.exported == 0
-    assert exporter.dropped.total() == 10 * MAX_WAITING - 1
+    assert exporter.lost == 10 * MAX_WAITING - 1
     assert exporter.dropped[Dropped.STOPPED] <= MAX_WAITING + module.BATCH
 
 
@@ -150,14 +158,14 @@ def test_what_is_refused_is_dropped_and_counted(status: int, caplog: pytest.LogC
     with receiving() as receiver:
         receiver.answers = [(status, b'{"message":"no\x1b[2J"}')]
         exporter = Exporter(receiver.url, "1", {})
-        exporter.export(trace(1))
-        exporter.start()
+        exporter.put(trace(1))
+        writer = started(exporter)
         until(lambda: f"it answered {status}: " in caplog.text)  # it is counted first
         assert exporter.dropped[Dropped.REFUSED] == 1
         assert "\x1b" not in caplog.text
-        exporter.export(trace(2))
+        exporter.put(trace(2))
         receiver.wait(3)
-        exporter.stop()
+        writer.stop(STOP_S)
     assert exporter.exported == 1
 
 
@@ -166,22 +174,25 @@ def test_what_may_be_taken_later_is_sent_again(status: int) -> None:
     with receiving() as receiver:
         receiver.answers = [(status, b"")] * 2
         exporter = Exporter(receiver.url, "1", {})
-        exporter.export(trace())
-        exporter.start()
+        exporter.put(trace())
+        writer = started(exporter)
         receiver.wait(3)
-        exporter.stop()
+        writer.stop(STOP_S)
         assert len(receiver.texts) == 3
-    assert (exporter.exported, exporter.dropped.total()) == (1, 0)
+    assert (exporter.exported, exporter.lost) == (1, 0)
 
 
 def test_spans_that_are_rejected_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with receiving() as receiver:
         receiver.answers = [(200, b'{"partialSuccess":{"rejectedSpans":"1","errorMessage":"too old"}}')]
         exporter = Exporter(receiver.url, "1", {})
-        exporter.export(trace())
-        exporter.start()
+        exporter.put(trace())
+        writer = started(exporter)
         until(lambda: exporter.dropped[Dropped.REFUSED] == 1)
-        exporter.stop()
+        assert exporter.flush(60) is False  # nothing was sent since
+        exporter.put(trace(2))
+        until(lambda: exporter.problem is None)
+        writer.stop(STOP_S)
     assert "it rejected 1 spans: too old" in caplog.text
 
 
@@ -193,6 +204,6 @@ def test_headers_that_cannot_be_sent() -> None:
 def test_without_start_nothing_is_sent() -> None:
     before = threading.active_count()
     exporter = Exporter("http://127.0.0.1:1", "1", {})
-    exporter.export(trace())
-    exporter.stop()
+    exporter.put(trace())
+    Writer("traces", [exporter]).stop(STOP_S)
     assert threading.active_count() == before

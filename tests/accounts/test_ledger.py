@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.written import written
 
-from launcher.accounts import ledger as writer
+from launcher.accounts import ledger as module
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
@@ -27,6 +28,7 @@ from launcher.accounts.ledger_reader import entries, open_reader
 from launcher.accounts.ledger_schema import APPLICATION
 from launcher.accounts.report_values import Question
 from launcher.accounts.usage_report import report
+from launcher.base import writer
 from launcher.base.clock import SETTLED_S, Clock
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Usage
@@ -37,12 +39,8 @@ FULL = "database or disk is full"
 
 @contextmanager
 def started(path: Path, clock: Clock | None = None) -> Iterator[Ledger]:
-    ledger = Ledger(Usage(), path, clock)
-    ledger.start()
-    try:
+    with written(Ledger(Usage(), path, clock)) as ledger:
         yield ledger
-    finally:
-        ledger.stop()
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def path(tmp_path: Path) -> Path:
 
 def record(ledger: Ledger, count: int = 1) -> None:
     for _ in range(count):
-        ledger.record(EndedRequest(ended_at=NOW, request_id="r", key="a"))
+        ledger.put(EndedRequest(ended_at=NOW, request_id="r", key="a"))
 
 
 def recorded(path: Path) -> int:
@@ -73,7 +71,7 @@ def test_what_waits_at_the_end_is_written(path: Path) -> None:
     with started(path) as ledger:
         record(ledger, 3)
         ledger.meter([("joules", "0", 1.0), ("joules", "0", 2.0)])
-    assert (recorded(path), ledger.state.recorded, ledger.waiting) == (3, 3, 0)
+    assert (recorded(path), ledger.recorded, ledger.waiting) == (3, 3, 0)
     with closing(open_reader(path)) as reader:
         assert reader.execute("SELECT what, name, amount FROM metered").fetchall() == [("joules", "0", 3.0)]
 
@@ -94,8 +92,8 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path, caplog: pytest.LogCaptureF
         record(ledger, 2)
         assert not ledger.flush()
         assert not ledger.flush()
-        assert "cannot write the usage ledger" in ledger.state.problem
-        assert (ledger.waiting, ledger.state.ok) == (2, False)
+        assert "cannot write the usage ledger" in ledger.problem.text
+        assert ledger.waiting == 2
         [said] = messages(caplog)
         assert "file exists" in said
         assert "their entries wait in memory" in said
@@ -122,9 +120,9 @@ def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The thread never comes to a bound of its own; what is lost is in the file once the disk answers."""
-    monkeypatch.setattr(writer, "MOST_WAITING", 10)
+    monkeypatch.setattr(module, "MOST_WAITING", 10)
     monkeypatch.setattr(writer, "STALL_S", 0.05)
-    monkeypatch.setattr(writer, "LedgerFile", HangingFile)
+    monkeypatch.setattr(module, "LedgerFile", HangingFile)
     HangingFile.goes_on.clear()
     HangingFile.began.clear()
     with started(path) as ledger:
@@ -134,18 +132,18 @@ def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
             record(ledger, 10)
             for _ in range(20):
                 ledger.meter([("joules", "0", 1.0)])
-            eventually(lambda: not ledger.state.ok)
-            assert (ledger.waiting, ledger.state.lost) == (10, 4)
-            assert "was not written for more than 0.05 s" in ledger.state.problem
-            assert str(path.parent) in ledger.state.remedy
+            eventually(lambda: ledger.problem)
+            assert (ledger.waiting, ledger.lost) == (10, 4)
+            assert "a write takes longer than 0.05 s" in ledger.problem.text
+            assert str(path) in ledger.problem.text
             assert not ledger.flush(0.1)
         finally:
             HangingFile.goes_on.set()
         assert ledger.flush()
-        assert (ledger.waiting, ledger.state.lost, ledger.state.recorded) == (0, 4, 10)
+        assert (ledger.waiting, ledger.lost, ledger.recorded) == (0, 4, 10)
         record(ledger)
         assert ledger.flush()
-        assert ledger.state.lost == 4
+        assert ledger.lost == 4
     assert recorded(path) == 11
     assert report(path, Question(since="2h"), time.time(), "USD").lost == 4
 
@@ -153,15 +151,15 @@ def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
 def test_beyond_the_bound_entries_are_lost_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(writer, "MOST_WAITING", 10)
+    monkeypatch.setattr(module, "MOST_WAITING", 10)
     (tmp_path / "folder").write_text("a file")
     with started(tmp_path / "folder" / "usage.db") as ledger:
         record(ledger, 13)
         ledger.flush()
-        assert (ledger.waiting, ledger.state.lost) == (10, 3)
+        assert (ledger.waiting, ledger.lost) == (10, 3)
         record(ledger, 2)
         ledger.flush()
-        assert (ledger.waiting, ledger.state.lost) == (10, 5)
+        assert (ledger.waiting, ledger.lost) == (10, 5)
         assert len(messages(caplog)) == 2
         (tmp_path / "folder").unlink()
         assert ledger.flush()
@@ -183,7 +181,7 @@ def test_a_file_that_breaks_under_way_moves_aside(path: Path, caplog: pytest.Log
         record(ledger, 3)
         while not ledger.flush():
             pass
-        moved = ledger.state.moved_to
+        moved = ledger.moved_to
         assert moved is not None
         assert moved.name.startswith("usage.db.broken-")
         assert moved.exists()
@@ -210,8 +208,8 @@ def test_a_newer_ledger_is_not_changed(path: Path, caplog: pytest.LogCaptureFixt
     with started(path) as ledger:
         record(ledger)
         assert not ledger.flush()
-        assert "a newer numa-launcher made it" in ledger.state.problem
-        assert "update numa-launcher" in ledger.state.remedy
+        assert "a newer numa-launcher made it" in ledger.problem.text
+        assert "update numa-launcher" in ledger.problem.remedy
     assert path.read_bytes() == before
     assert "1 entries are lost" in messages(caplog)[-1]
 
@@ -223,8 +221,8 @@ def test_a_second_ledger_waits_until_the_first_ends(path: Path) -> None:
         with started(path) as second:
             record(second)
             assert not second.flush()
-            assert "another daemon writes it" in second.state.problem
-            first.stop()
+            assert "another daemon writes it" in second.problem.text
+            first.writer.stop(20)
             assert second.flush()
     assert recorded(path) == 2
 
@@ -242,11 +240,11 @@ def test_an_entry_that_no_file_can_take_takes_no_other_with_it(
 ) -> None:
     with started(path) as ledger:
         record(ledger, 2)
-        ledger.record(bad)
+        ledger.put(bad)
         record(ledger, 2)
         ledger.flush()
         assert ledger.flush()
-        assert (ledger.state.recorded, ledger.state.lost) == (4, 1)
+        assert (ledger.recorded, ledger.lost) == (4, 1)
         assert report(ledger.path, Question(since="2h"), time.time(), "USD").lost == 1
         assert len(messages(caplog)) == 2
     assert recorded(path) == 4
@@ -264,17 +262,17 @@ def test_an_unexpected_error_ends_no_thread(
             record(ledger, 2)
             assert not ledger.flush()
             assert not ledger.flush()
-        assert "MemoryError" in ledger.state.problem
+        assert "MemoryError" in ledger.problem.text
         assert ledger.flush()
         assert len(messages(caplog)) == 2
     assert recorded(path) == 2
 
 
 def test_a_backlog_is_written_in_order(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "_SLICE", 7)
+    monkeypatch.setattr(module, "_SLICE", 7)
     with started(path) as ledger:
         for number in range(200):
-            ledger.record(EndedRequest(ended_at=NOW + number / 1000, request_id=str(number)))
+            ledger.put(EndedRequest(ended_at=NOW + number / 1000, request_id=str(number)))
         while ledger.waiting:
             assert ledger.flush()
     with closing(open_reader(path)) as reader:
@@ -283,7 +281,7 @@ def test_a_backlog_is_written_in_order(path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_entries_older_than_keep_days_go(path: Path) -> None:
     with started(path) as ledger:
-        ledger.record(EndedRequest(ended_at=NOW - 31 * 86_400, request_id="old"))
+        ledger.put(EndedRequest(ended_at=NOW - 31 * 86_400, request_id="old"))
         assert ledger.flush()
     now = [NOW]
     with started(path, Clock(lambda: now[0], lambda: now[0])) as ledger:
@@ -342,9 +340,9 @@ def test_a_disk_filled_to_its_last_block_and_freed(
         ballast = fill(small_disk)
         assert not shutil.disk_usage(small_disk).free
         for number in range(3000):
-            ledger.record(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
+            ledger.put(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
         eventually(lambda: not ledger.flush())
-        assert FULL in ledger.state.problem
+        assert FULL in ledger.problem.text
         ledger.flush()
         assert [text for text in messages(caplog) if FULL in text] == messages(
             caplog
@@ -353,7 +351,7 @@ def test_a_disk_filled_to_its_last_block_and_freed(
         assert recorded(path) + ledger.waiting == 3100
         ballast.unlink()
         eventually(ledger.flush)
-        assert ledger.state.lost == 0
+        assert ledger.lost == 0
         eventually(lambda: not ledger.waiting)
         assert recorded(path) == 3100
 
@@ -369,7 +367,7 @@ def test_a_daemon_that_starts_on_a_full_disk(small_disk: Path) -> None:
 
 
 LIMITED = """
-import sys; sys.path.insert(0, sys.argv[2])
+import sys; sys.path[:0] = sys.argv[2:]
 import resource, logging; from pathlib import Path
 from test_ledger import NOW, record, recorded, started
 from launcher.accounts.ended_request import EndedRequest
@@ -378,12 +376,12 @@ with started(Path(sys.argv[1])) as ledger:
     assert ledger.flush()
     resource.setrlimit(resource.RLIMIT_FSIZE, (ledger.path.stat().st_size + 4096, resource.RLIM_INFINITY))
     for number in range(3000):
-        ledger.record(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
-    assert not ledger.flush(), ledger.state
+        ledger.put(EndedRequest(ended_at=NOW, request_id=f"{number * 7919:x}", key=f"key {number}"))
+    assert not ledger.flush(), ledger.problem
     assert ledger.waiting
     resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     while ledger.waiting:
-        assert ledger.flush(), ledger.state
+        assert ledger.flush(), ledger.problem
     assert recorded(ledger.path) == 3010
 """
 
@@ -391,7 +389,14 @@ with started(Path(sys.argv[1])) as ledger:
 def test_a_limit_on_file_sizes(path: Path) -> None:
     """What a quota looks like; no file system of one's own is needed for it."""
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] == resource.RLIM_INFINITY
-    command = [sys.executable, "-c", LIMITED, str(path), str(Path(__file__).parent)]
+    command = [
+        sys.executable,
+        "-c",
+        LIMITED,
+        str(path),
+        str(Path(__file__).parent),
+        str(Path(__file__).parents[1]),
+    ]
     done = subprocess.run(
         command, check=False, capture_output=True, text=True, env=os.environ | {"TZ": "UTC"}
     )

@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from support.hand_clock import at
+from support.written import written
 
 from launcher.accounts.budgets import NoSums
 from launcher.accounts.ended_request import EndedRequest
@@ -32,18 +33,14 @@ CLOUD = Overflow(url="http://h/v1", name="c", models={"m": "b"}, max_per_day=5, 
 
 @contextmanager
 def started(path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(Usage(), path)
-    ledger.start()
-    try:
+    with written(Ledger(Usage(), path)) as ledger:
         yield ledger
-    finally:
-        ledger.stop()
 
 
 def write(path: Path, *ids: str) -> None:
     with started(path) as ledger:
         for request_id in ids:
-            ledger.record(entry(request_id))
+            ledger.put(entry(request_id))
         assert ledger.flush()
 
 
@@ -111,10 +108,10 @@ def test_a_flipped_bit_in_the_header_is_no_other_programs_file(path: Path, offse
     past = read_past(path, UTC, NOW)
     assert offset == 18 or (past.unreadable, past.damaged, past.lost_at) == (True, True, NOW)
     with started(path) as ledger:
-        ledger.record(entry("b"))
+        ledger.put(entry("b"))
         assert not ledger.flush()
         assert ledger.flush()
-        assert ledger.state.moved_to is not None
+        assert ledger.moved_to is not None
     assert ids(path) == ["b"]
 
 
@@ -167,16 +164,16 @@ def test_no_entry_is_dropped_because_what_it_is_added_to_is_damaged(
     change(path, DAMAGE[what])
     with started(path) as ledger:
         for request_id in ("b", "c", "d"):
-            ledger.record(entry(request_id))
+            ledger.put(entry(request_id))
             ledger.meter([("joules", "", 1.0)])
             if not ledger.flush():
-                assert "was broken" in ledger.state.problem
+                assert "was broken" in ledger.problem.text
         assert ledger.flush()
-        state = ledger.state
+        assert ledger.problem is None
     assert ids(path) == ["b", "c", "d"]
-    assert (state.ok, state.lost, state.recorded) == (True, 0, 3)
-    assert state.moved_to is not None
-    assert state.moved_to.exists()
+    assert (ledger.lost, ledger.recorded) == (0, 3)
+    assert ledger.moved_to is not None
+    assert ledger.moved_to.exists()
     assert "stop the daemon, numa-launcher usage restore BACKUP, start it" in caplog.text
 
 
@@ -186,34 +183,34 @@ def test_damage_that_a_reader_finds_is_moved_aside(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as file:
         file.execute("UPDATE hourly SET hour = hour - 360000, duration = x'ffff01'")
     with started(path) as ledger:
-        ledger.record(entry("b"))
+        ledger.put(entry("b"))
         assert ledger.flush()
         with pytest.raises(LauncherError, match="cannot read the usage ledger") as refused:
             report(path, Question(since="30d"), NOW, "USD")
         assert "numa-launcher usage restore" in refused.value.remedy
         ledger.suspect()
         assert not ledger.flush()
-        ledger.record(entry("c"))
+        ledger.put(entry("c"))
         assert ledger.flush()
-        assert ledger.state.moved_to is not None
+        assert ledger.moved_to is not None
     assert ids(path) == ["c"]
 
 
 def test_a_whole_ledger_that_is_suspected_stays(path: Path) -> None:
     with started(path) as ledger:
-        ledger.record(entry("a"))
+        ledger.put(entry("a"))
         ledger.suspect()
         assert ledger.flush()
-        assert ledger.state.moved_to is None
+        assert ledger.moved_to is None
     assert ids(path) == ["a"]
 
 
 def test_the_state_is_not_ok_while_entries_are_lost(path: Path) -> None:
     with started(path) as ledger:
-        ledger.record(EndedRequest(NOW, "\ud800"))
+        ledger.put(EndedRequest(NOW, "\ud800"))
         assert not ledger.flush()
-        assert (ledger.state.ok, ledger.state.lost) == (False, 1)
-        assert "cannot write 1 entries" in ledger.state.problem
+        assert ((ledger.problem is None), ledger.lost) == (False, 1)
+        assert "cannot write 1 entries" in ledger.problem.text
         assert ledger.flush()
     assert report(path, Question(since="2h"), time.time(), "USD").lost == 1
 
@@ -226,7 +223,7 @@ def test_a_backup_takes_the_place_and_broken_files_count_no_longer(path: Path, b
     with started(path) as ledger:
         while not ledger.flush():
             pass
-        ledger.record(entry("new"))
+        ledger.put(entry("new"))
     assert lost_at(path, NOW + 60) is not None
     content = backup.read_bytes()
     found = restore(path, backup, NOW)
@@ -245,7 +242,7 @@ def test_a_backup_takes_the_place_and_broken_files_count_no_longer(path: Path, b
 def test_a_write_ahead_log_that_a_killed_daemon_left_stays_out_of_it(path: Path, backup: Path) -> None:
     left = {}
     with started(path) as ledger:
-        ledger.record(entry("late"))
+        ledger.put(entry("late"))
         assert ledger.flush()
         left = {part: part.read_bytes() for part in parts(path)}
     for part, content in left.items():
@@ -260,12 +257,12 @@ def test_a_write_ahead_log_that_a_killed_daemon_left_stays_out_of_it(path: Path,
 
 def test_a_running_daemon_is_in_the_way(path: Path, backup: Path) -> None:
     with started(path) as ledger:
-        ledger.record(entry("d"))
+        ledger.put(entry("d"))
         assert ledger.flush()
         with pytest.raises(LauncherError, match="a daemon writes it") as refused:
             restore(path, backup, NOW)
         assert "systemctl stop numa-launcher" in refused.value.remedy
-        ledger.record(entry("e"))
+        ledger.put(entry("e"))
         assert ledger.flush()
     assert ids(path) == ["a", "b", "c", "d", "e"]
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
@@ -21,13 +22,9 @@ from launcher.daemon.usage_reports import UsageReports
 
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[tuple[UsageReports, Ledger]]:
-    ledger = Ledger(Usage(), path)
-    ledger.start()
-    try:
-        ledger.record(EndedRequest(time.time(), "r", "ann"))
+    with written(Ledger(Usage(), path)) as ledger:
+        ledger.put(EndedRequest(time.time(), "r", "ann"))
         yield UsageReports(ledger, "USD"), ledger
-    finally:
-        await asyncio.to_thread(ledger.stop)
 
 
 async def test_today_and_a_report(tmp_path: Path) -> None:
@@ -52,7 +49,7 @@ async def test_damage_is_moved_aside(tmp_path: Path, by: str) -> None:
                 await reports.report(Question(since="2h"))
         await asyncio.to_thread(ledger.flush)
         assert await asyncio.to_thread(ledger.flush)
-        assert ledger.state.moved_to is not None
+        assert ledger.moved_to is not None
 
 
 async def test_no_ledger() -> None:

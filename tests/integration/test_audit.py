@@ -146,7 +146,7 @@ def test_a_full_disk_refuses_until_it_is_freed(start: Start, tmp_path: Path) -> 
         eventually(is_refused)
         assert refused[0]["error"]["code"] == "audit_unavailable"
         assert "no space left on device" in refused[0]["error"]["message"]
-        assert any("audit trail cannot be written" in line for line in daemon.status()["warnings"])
+        assert any("cannot write the audit trail" in line for line in daemon.status()["warnings"])
         assert daemon.cli("drain", "0", "--force").returncode == 0
         assert daemon.cli("resume", "0").returncode == 0
         filler.unlink()

@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
-from launcher.accounts import ledger as writer
+from launcher.accounts import ledger as module
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
+from launcher.base.writer import Writer
 from launcher.config.schema import Usage
 
 PER_S = 2000
@@ -26,14 +27,14 @@ def entry(number: int, now: float) -> EndedRequest:
 
 def main() -> None:
     path, number, batch_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
-    setattr(writer, "BATCH_S", batch_s)  # noqa: B010  mypy refuses a plain assignment of a constant
+    setattr(module, "BATCH_S", batch_s)  # noqa: B010  mypy refuses a plain assignment of a constant
     ledger = Ledger(Usage(), path)
-    ledger.start()
+    Writer("usage ledger", [ledger]).start()
     print("started", flush=True)
     began, sent = time.monotonic(), 0
     while True:
         while sent < (time.monotonic() - began) * PER_S:
-            ledger.record(entry(number + sent, time.time()))
+            ledger.put(entry(number + sent, time.time()))
             sent += 1
         time.sleep(0.001)
 

@@ -11,6 +11,7 @@ from support.proxy_under_test import Build, until
 from launcher.accounts import audit
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_verify import verify
+from launcher.base.writer import Writer
 from launcher.config.usage_schema import Audit
 from launcher.proxy.ended import Accounting
 
@@ -29,8 +30,10 @@ def recorded(folder: Path) -> list[dict[str, object]]:
 async def test_requests_are_recorded_without_their_words(build: Build, tmp_path: Path) -> None:
     folder = tmp_path / "trail"
     trail = AuditTrail(folder, Audit(strict=True), "1.0")
-    trail.start()
-    proxy = await build(accounting=Accounting(record=trail.record, unrecorded=trail.refusal))
+    writer = Writer("audit", [trail])
+    writer.start()
+    trail.flush(60)
+    proxy = await build(accounting=Accounting(record=trail.put, unrecorded=trail.refusal))
     await proxy.engine(3)
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "a secret word"}]})
     head = {"X-Request-Id": "mine-1"}
@@ -41,8 +44,8 @@ async def test_requests_are_recorded_without_their_words(build: Build, tmp_path:
         assert answer.status == 400
     async with proxy.client.get("/health") as answer:
         assert answer.status == 200
-    await until(lambda: trail.state.lines == 2)
-    trail.stop()
+    await until(lambda: trail.lines == 2)
+    writer.stop(20)
     good, bad = recorded(folder)
     assert (good["request_id"], good["model"], good["slot"], good["status"]) == ("mine-1", "m", 3, 200)
     assert (good["outcome"], good["left_host"], good["path"]) == ("completed", False, "/v1/chat/completions")
@@ -60,8 +63,10 @@ async def test_a_trail_that_cannot_be_written(build: Build, tmp_path: Path, *, s
     folder.mkdir()
     folder.chmod(0o777)
     trail = AuditTrail(folder, Audit(strict=strict), "1.0")
-    trail.start()
-    proxy = await build(accounting=Accounting(record=trail.record, unrecorded=trail.refusal))
+    writer = Writer("audit", [trail])
+    writer.start()
+    trail.flush(60)
+    proxy = await build(accounting=Accounting(record=trail.put, unrecorded=trail.refusal))
     engine = await proxy.engine(0)
     async with proxy.chat() as answer:
         if strict:
@@ -76,12 +81,12 @@ async def test_a_trail_that_cannot_be_written(build: Build, tmp_path: Path, *, s
     async with proxy.client.get("/metrics") as answer:
         assert answer.status == 200
     folder.chmod(0o750)
-    await until(lambda: not trail.state.why)
+    await until(lambda: trail.problem is None)
     async with proxy.chat() as answer:
         assert answer.status == 200
     assert proxy.balanced()
-    await until(lambda: trail.state.lines == 2)
-    trail.stop()
+    await until(lambda: trail.lines == 2)
+    writer.stop(20)
     first, second = recorded(folder)
     assert (first["status"], second["status"]) == (503 if strict else 200, 200)
     assert verify(folder).wrong is None

@@ -1,0 +1,248 @@
+"""One thread that writes for several sinks: files, a database, a collector of traces.
+
+The event loop only appends to a sink's bounded queue. The thread gives each sink its turn, again and again; what cannot be
+written now waits and is tried again. A sink that is full, gone or hangs costs what comes beyond its bound, which is counted,
+and never a request. While one hangs, the others of its thread wait as well. Each problem is said once in the log.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+from launcher.base.errors import LauncherError, reason
+
+# A turn that takes longer: what is written to hangs.
+STALL_S: Final = 5.0
+# Between a failure and the next try.
+RETRY_S: Final = 1.0
+# At the end, for a last turn that does not keep to its time.
+_LATE_S: Final = 1.0
+T = TypeVar("T")
+
+
+class Problem(NamedTuple):
+    """Why a sink is not written."""
+
+    why: str
+    """A few words: "no space left on device"."""
+    text: str
+    """For people, with the name of what is not written."""
+    remedy: str = ""
+
+
+class Sink(ABC, Generic[T]):
+    """Entries of type T that wait, and how they are written.
+
+    `title`: what is written, for people: "usage ledger '/var/lib/…/usage.db'". `most`: entries that wait. `every_s`: between
+    two turns. `meanwhile`: what the log adds to a problem. `longest_retry_s`: the pause after failures doubles up to it."""
+
+    level: int = logging.ERROR
+    """Of a problem in the log."""
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        title: str,
+        *,
+        most: int,
+        every_s: float,
+        meanwhile: str,
+        longest_retry_s: float = RETRY_S,
+    ) -> None:
+        self.title = title
+        self.every_s = every_s
+        self.longest_retry_s = longest_retry_s
+        self.refused = 0
+        """Entries that were not taken since the start, as `most` others waited."""
+        self.writer: Writer | None = None
+        self._log = log
+        self._meanwhile = meanwhile
+        self._most = most
+        self._queue: deque[T] = deque()
+        self._taken: list[T] = []
+        self._problem: Problem | None = None
+        self._said = ""
+
+    # --- the event loop's side -----------------------------------------------------------------------
+
+    def put(self, entry: T) -> None:
+        """Take an entry, or count it as refused. Never waits, never raises."""
+        if len(self._queue) + len(self._taken) < self._most:
+            self._queue.append(entry)
+        else:
+            self.refused += 1
+
+    @property
+    def waiting(self) -> int:
+        """Entries that are not written yet."""
+        return len(self._queue) + len(self._taken)
+
+    @property
+    def lost(self) -> int:
+        """Entries that were not written since the start, and never will be."""
+        return self.refused
+
+    @property
+    def problem(self) -> Problem | None:
+        """Of the last turn. While it had none: that the present turn hangs, of this sink or another of the same thread."""
+        if self._problem is not None:
+            return self._problem
+        present = None if self.writer is None else self.writer.present
+        if present is None or time.monotonic() - present[0] <= STALL_S:
+            return None
+        why = f"a write takes longer than {STALL_S:g} s"
+        return Problem(why, f"cannot write {present[1]}: {why}", "see whether its disk answers")
+
+    def flush(self, within_s: float = 5.0) -> bool:
+        """Write what waits now; whether all that was put before is written. Blocks: not for the event loop."""
+        return self.writer is not None and self.writer.flush(self, within_s) and self._problem is None
+
+    # --- the thread's side ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def write(self) -> Problem | None:
+        """A turn: `take`, write, `done`. What it raises is a failure, with a pause before the next turn; a problem that it
+        returns is told likewise, without a pause."""
+
+    def end(self, until: float) -> Problem | None:  # noqa: ARG002  the implementations' choice
+        """The last turn, to be over `until`, by time.monotonic(): write, and close what is open."""
+        return self.write()
+
+    def take(self, most: int) -> Sequence[T]:
+        """The next entries in their order; the same ones again until they are `done`."""
+        taken, queue = self._taken, self._queue
+        while queue and len(taken) < most:
+            taken.append(queue.popleft())
+        return taken
+
+    def done(self, left: Sequence[T] = ()) -> None:
+        """What was taken is written, or given up, but for what is `left`."""
+        self._taken = list(left)
+
+    def failed(self, error: Exception) -> Problem:
+        """What `write` raised, in words; to be extended by what is to be tidied up then."""
+        if isinstance(error, LauncherError):
+            return Problem(error.message, error.message, error.remedy)
+        why, remedy = repr(error), "report this with the daemon's log"
+        if isinstance(error, OSError):
+            why, remedy = reason(error), ""
+        elif not self._said:
+            self._log.error("%s: unexpected error", self.title, exc_info=error)
+        return Problem(why, f"cannot write {self.title}: {why}", remedy)
+
+    def recovered(self) -> str:
+        """For the log, after a problem."""
+        return f"{self.title} is written again"
+
+    def given_up(self, left: int) -> None:
+        """The daemon ends, and so many entries could not be written."""
+        self._log.error("%s: the daemon stops, %d entries are lost", self.title, left)
+
+    def judge(self, problem: Problem | None, *, paused: bool) -> None:
+        """How a turn went; `paused`: it failed, and there is a pause."""
+        if problem is not None:
+            if problem.text != self._said:
+                parts = (problem.text, problem.remedy, self._meanwhile if paused else "")
+                self._log.log(self.level, "%s", "; ".join(filter(None, parts)))
+            self._said = problem.text
+        elif self._said:
+            self._log.info("%s", self.recovered())
+            self._said = ""
+        self._problem = problem
+
+
+class Writer:
+    """The thread of some sinks, in whose order they have their turns."""
+
+    def __init__(self, name: str, sinks: Sequence[Sink[Any]]) -> None:
+        self.present: tuple[float, str] | None = None
+        """When the turn in progress began, by time.monotonic(), and its sink's title; None between turns."""
+        self._turns = [_Turns(sink) for sink in sinks]
+        for sink in sinks:
+            sink.writer = self
+        self._changed = threading.Condition()
+        self._until: float | None = None
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def stopping(self) -> bool:
+        return self._until is not None
+
+    def start(self) -> None:
+        """Does nothing without sinks."""
+        if self._turns:
+            self._thread.start()
+
+    def stop(self, within_s: float) -> None:
+        """Give each sink its last turn. Blocks, for about `within_s` at most; also without `start`, and again."""
+        if self._thread.ident is None or self._until is not None:
+            return
+        with self._changed:
+            self._until = time.monotonic() + within_s
+            self._changed.notify_all()
+        self._thread.join(within_s + _LATE_S)
+        for sink in (turns.sink for turns in self._turns):
+            if left := sink.waiting:
+                sink.given_up(left)
+
+    def flush(self, sink: Sink[Any], within_s: float) -> bool:
+        """Whether a turn of `sink` that began after this call has ended."""
+        [turns] = [each for each in self._turns if each.sink is sink]
+        with self._changed:
+            turns.asked = mine = turns.asked + 1
+            self._changed.notify_all()
+            return self._changed.wait_for(lambda: turns.answered >= mine, within_s)
+
+    def _run(self) -> None:
+        while self._until is None:
+            for turns in self._turns:
+                if turns.is_due and self._until is None:
+                    self._turn(turns)
+            with self._changed:
+                wait_s = min(turns.due_at for turns in self._turns) - time.monotonic()
+                self._changed.wait_for(self._is_asked, max(0.0, wait_s))
+        for turns in self._turns:
+            self._turn(turns)
+
+    def _is_asked(self) -> bool:
+        return self._until is not None or any(turns.asked > turns.answered for turns in self._turns)
+
+    def _turn(self, turns: _Turns) -> None:
+        sink, asked = turns.sink, turns.asked
+        self.present = (time.monotonic(), sink.title)
+        pause_s = sink.every_s
+        try:
+            problem = sink.write() if self._until is None else sink.end(self._until)
+            turns.retry_s = 0.0
+        except Exception as error:  # the thread must not end: nothing would be written any longer
+            try:
+                problem = sink.failed(error)
+            except Exception as worse:
+                problem = Sink.failed(sink, worse)
+            turns.retry_s = pause_s = min(sink.longest_retry_s, turns.retry_s * 2 or RETRY_S)
+        sink.judge(problem, paused=turns.retry_s > 0)
+        self.present = None
+        turns.due_at = time.monotonic() + pause_s
+        with self._changed:
+            turns.answered = asked
+            self._changed.notify_all()
+
+
+class _Turns:
+    """Of one sink."""
+
+    def __init__(self, sink: Sink[Any]) -> None:
+        self.sink = sink
+        self.due_at = time.monotonic() + sink.every_s
+        self.retry_s = 0.0
+        self.asked = self.answered = 0
+
+    @property
+    def is_due(self) -> bool:
+        return self.asked > self.answered or time.monotonic() >= self.due_at
