@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import Final
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import LedgerFile, Metered
-from launcher.accounts.ledger_reader import is_damage
-from launcher.accounts.ledger_repair import check as damage_of
-from launcher.accounts.ledger_repair import is_proven, move_aside
-from launcher.accounts.ledger_schema import LOST, DamagedLedgerError
+from launcher.accounts.ledger_file import LOST, DamagedLedgerError, LedgerFile, Metered, move_aside
+from launcher.accounts.ledger_file import check as damage_of
 from launcher.accounts.report_values import hour_begin, zone_of
 from launcher.accounts.sums import check
 from launcher.base.clock import Clock
+from launcher.base.database import is_damage, is_proven
 from launcher.base.errors import LauncherError, reason
 from launcher.base.writer import Problem, Sink
 from launcher.config.schema import Usage

@@ -1,39 +1,141 @@
-"""The usage ledger's file as its one writer has it open."""
+"""The usage ledger's SQLite file: its tables, as its one writer has it open, and as readers see it.
+
+`entries` has the single requests, those of a batch in one row: launcher.accounts.sums, as `hourly`.
+`metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package),
+("lost", ""): entries of requests that could not be written.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_repair import locked, parts
-from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, MODE, SECONDS, DamagedLedgerError, migrate
-from launcher.accounts.sums import Columns, HourOf, Row, Sums
+from launcher.accounts.latency import merged_by
+from launcher.accounts.report_values import zone_of
+from launcher.accounts.sums import (
+    HISTOGRAMS,
+    HOURLY,
+    INTEGERS,
+    SECONDS,
+    Columns,
+    DamagedSumsError,
+    HourOf,
+    Row,
+    Sums,
+)
+from launcher.base import database, database_repair
+from launcher.base.database import DamagedError, Database, FileKind, Tables
+from launcher.base.database_repair import Restored
+from launcher.base.errors import LauncherError
+from launcher.config.schema import Usage
 
 Metered = Mapping[tuple[str, int, str], float]
 """(what, hour, name) -> amount."""
 
+LOST: Final = "lost"
+"""In `metered`: entries that are missing in the hour's sums."""
 # Entries in one row of `entries`, which is read as a whole.
 MOST_IN_ROW: Final = 512
-# A statement takes and gives back Python's lock once, and beside a busy event loop each takes milliseconds to come back:
-# the rows of many are one statement. SQLite allows 32,766 values in one.
-_ROWS: Final = 50
-_COLUMNS: Final = 3 + len(INTEGERS) + len(SECONDS) + len(HISTOGRAMS)
-# Chunks deleted, and pages given back to the file system, in one transaction: some milliseconds.
+# Chunks deleted in one transaction: some milliseconds.
 _DELETED: Final = 50
-_FREED: Final = 500
-# Less unused space than this stays in the file for later entries.
-_UNUSED_SHARE: Final = 0.25
-_UNUSED_PAGES: Final = 4096
-_LOG_BYTES: Final = 16 << 20
-# For readers on disks that hang; the writer retries what took longer.
-_BUSY_S: Final = 2.0
-# Bytes of the file's header: rollback journal or write-ahead log, for writers and for readers.
-_FORMATS: Final = slice(18, 20)
+# More than any hourly sum: a larger one is damage, and a few of them could not be added up.
+_MOST: Final = 1 << 60
+# Rows whose values are looked at together: numpy keeps the interpreter's lock for some milliseconds.
+_CHUNK: Final = 256
+
+_TABLES: Final = f"""
+CREATE TABLE meta (zone TEXT NOT NULL, began REAL NOT NULL);
+{HOURLY}
+CREATE TABLE metered (
+    what TEXT NOT NULL, hour INTEGER NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL,
+    PRIMARY KEY (what, hour, name)
+) WITHOUT ROWID;
+CREATE TABLE entries (
+    id INTEGER PRIMARY KEY, first_at REAL NOT NULL, last_at REAL NOT NULL, count INTEGER NOT NULL, data BLOB NOT NULL
+);
+CREATE INDEX entries_by_time ON entries (last_at);
+"""
+
+
+def ledger_path(settings: Usage, state: Path | None) -> Path:
+    """The file of the ledger; `state`: the state folder, which is not used where [usage] names a file."""
+    if settings.path is not None:
+        return Path(settings.path).absolute()
+    assert state is not None  # noqa: S101  the caller's part
+    # A folder of its own: instances may write into that of the service.
+    return state / "usage" / "usage.db"
+
+
+class DamagedLedgerError(DamagedError):
+    """What was read of a ledger is nothing that was ever written."""
+
+    def __init__(self, path: Path | None, why: object) -> None:
+        name = "" if path is None else f" '{path}'"
+        super().__init__(
+            f"cannot read the usage ledger{name}: {why}",
+            "the daemon moves a damaged ledger aside, see its log; `numa-launcher usage restore` puts a backup in its place",
+        )
+
+
+def _check_rows(reader: sqlite3.Connection) -> str:
+    return _check_meta(reader) or _check_hourly(reader) or _check_entries(reader)
+
+
+def _check_meta(reader: sqlite3.Connection) -> str:
+    meta = reader.execute("SELECT zone, began FROM meta").fetchall()
+    if len(meta) > 1:
+        return "it has several time zones"
+    for zone, began in meta:
+        try:
+            zone_of(zone)
+        except LauncherError as error:
+            return error.message
+        float(began)
+    return ""
+
+
+def _check_hourly(reader: sqlite3.Connection) -> str:
+    odd = " OR ".join(
+        [
+            f"typeof({column}) != 'integer' OR {column} NOT BETWEEN 0 AND {_MOST}"
+            for column in ("hour", *INTEGERS)
+        ]
+        + [f"typeof({column}) != 'real'" for column in SECONDS]
+    )
+    [wrong] = reader.execute(f"SELECT count(*) FROM hourly WHERE {odd}").fetchone()  # noqa: S608  columns of ours
+    if wrong:
+        return f"{wrong} hourly sums are no sums"
+    rows = reader.execute(f"SELECT {', '.join(HISTOGRAMS)} FROM hourly")  # noqa: S608  columns of ours
+    while some := rows.fetchmany(_CHUNK):
+        for column in zip(*some, strict=True):
+            merged_by(column, [0] * len(column), 1)
+    return ""
+
+
+def _check_entries(reader: sqlite3.Connection) -> str:
+    for count, data in reader.execute("SELECT count, data FROM entries"):
+        columns = Columns.from_bytes(data)
+        groups = columns.group_of
+        if not count == len(columns.ids) == len(groups) or (count and groups.max() >= len(columns.groups)):
+            return "entries of requests are incomplete"
+    return ""
+
+
+LEDGER: Final = FileKind(
+    noun="usage ledger",
+    # "numa"
+    application=0x6E756D61,
+    tables=(Tables((_TABLES,), _check_rows),),
+    damaged=DamagedLedgerError,
+    rename="name another file in [usage] path",
+    choose="name another file with --file",
+    begin="start the daemon with [usage] enabled = true, or name the file with --file",
+    fill="send the daemon a request first",
+)
 
 
 class LedgerFile:
@@ -41,60 +143,45 @@ class LedgerFile:
 
     def __init__(self, path: Path, zone: str, hour_of: HourOf, now: float) -> None:
         self.path = path
-        self._resources = contextlib.ExitStack()
-        with contextlib.ExitStack() as undo:
-            undo.callback(self.close)
-            path.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            # Two writers would overwrite each other's sums.
-            self._resources.enter_context(locked(path))
-            _create(path)
-            self._connection = sqlite3.connect(
-                path, timeout=_BUSY_S, isolation_level=None, check_same_thread=False
-            )
-            self._resources.callback(self._connection.close)
-            migrate(self._connection, path)
-            try:
-                self._connection.execute("PRAGMA journal_mode = WAL").fetchone()
-                self._connection.execute("PRAGMA synchronous = NORMAL")
-                self._connection.execute(f"PRAGMA journal_size_limit = {_LOG_BYTES}").fetchone()
-                self._describe(zone, now)
-            except sqlite3.OperationalError as error:
-                self.close()
-                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_READONLY:
-                    _check_header(path)
-                raise
-            self._inode = path.stat().st_ino
-            undo.pop_all()
+        self.database = Database(LEDGER, path)
+        try:
+            with self.database.transaction() as connection:
+                if not connection.execute("UPDATE meta SET zone = ?", (zone,)).rowcount:
+                    connection.execute("INSERT INTO meta VALUES (?, ?)", (zone, now))
+        except BaseException:
+            self.close()
+            raise
         self._sums = Sums(hour_of, self._stored)
 
     def close(self) -> None:
-        self._resources.close()
+        self.database.close()
 
     @property
     def replaced(self) -> bool:
         """Whether somebody removed or replaced the file: what is written now would be lost."""
-        try:
-            return self.path.stat().st_ino != self._inode
-        except FileNotFoundError:
-            return True
+        return self.database.replaced
 
     @property
     def size(self) -> int:
         """Bytes of the file and its write-ahead log."""
-        return sum(part.stat().st_size for part in parts(self.path) if part.exists())
+        return self.database.size
 
     def write(self, batch: Sequence[EndedRequest], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
         """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
-        with self._transaction():
+        insert = self.database.insert
+        with self.database.transaction():
             if batch:
                 columns = Columns.of(batch)
                 rows = [
                     _row_of(columns.part(slice(begin, begin + per_row)))
                     for begin in range(0, len(batch), per_row)
                 ]
-                self._put("INSERT INTO entries (first_at, last_at, count, data) VALUES", rows, "")
-                self._put("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(columns), "")
-            self._put(
+                insert("INSERT INTO entries (first_at, last_at, count, data) VALUES", rows)
+                try:
+                    insert("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(columns))
+                except DamagedSumsError as error:
+                    raise DamagedLedgerError(self.path, error) from None
+            insert(
                 "INSERT INTO metered VALUES",
                 [(*key, amount) for key, amount in metered.items()],
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
@@ -102,47 +189,17 @@ class LedgerFile:
 
     def prune(self, before: float) -> bool:
         """Delete some of the entries that ended before; whether there may be more of them."""
-        with self._transaction() as connection:
+        with self.database.transaction() as connection:
             deleted = connection.execute(
                 "DELETE FROM entries WHERE id IN (SELECT id FROM entries WHERE last_at < ? ORDER BY last_at LIMIT ?)",
                 (before, _DELETED),
             ).rowcount
-        if deleted:
-            return True
-        [unused] = self._connection.execute("PRAGMA freelist_count").fetchone()
-        [pages] = self._connection.execute("PRAGMA page_count").fetchone()
-        if unused < max(_UNUSED_PAGES, pages * _UNUSED_SHARE):
-            return False
-        self._connection.execute(f"PRAGMA incremental_vacuum({_FREED})").fetchall()
-        return True
-
-    def _describe(self, zone: str, now: float) -> None:
-        """Written at every start: what cannot be written is noticed before there is anything to write."""
-        if not self._connection.execute("UPDATE meta SET zone = ?", (zone,)).rowcount:
-            self._connection.execute("INSERT INTO meta VALUES (?, ?)", (zone, now))
+        return bool(deleted) or self.database.give_back()
 
     def _stored(self, dimension: str, hour: int) -> list[Row]:
-        return self._connection.execute(
+        return self.database.connection.execute(
             "SELECT * FROM hourly WHERE dimension = ? AND hour = ?", (dimension, hour)
         ).fetchall()
-
-    def _put(self, insert: str, rows: Sequence[tuple[Any, ...]], then: str) -> None:
-        for begin in range(0, len(rows), _ROWS):
-            part = rows[begin : begin + _ROWS]
-            marks = f"({', '.join('?' * len(part[0]))})"
-            values = [value for row in part for value in row]
-            self._connection.execute(f"{insert} {', '.join([marks] * len(part))} {then}", values)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield self._connection
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:  # a full disk may have ended it
-                self._connection.rollback()
-            raise
 
 
 def _row_of(entries: Columns) -> tuple[float, float, int, bytes]:
@@ -150,18 +207,47 @@ def _row_of(entries: Columns) -> tuple[float, float, int, bytes]:
     return float(ended_at.min()), float(ended_at.max()), len(ended_at), entries.to_bytes()
 
 
-def _create(path: Path) -> None:
-    with contextlib.suppress(FileExistsError):
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE))
+# --- readers, repair ---------------------------------------------------------------------------------
 
 
-def _check_header(path: Path) -> None:
-    """SQLite takes a file of another format for one that cannot be written (sqlite.org/fileformat2.html, 1.3.3).
+def open_reader(path: Path) -> sqlite3.Connection:
+    """A read-only connection to a ledger, also while a daemon writes it. Raises LauncherError."""
+    return database.open_reader(LEDGER, path)
 
-    Not while this process has a connection to it: closing any descriptor of a file takes from a process all locks of
-    SQLite's on it (fcntl(2)). Another program that ends with the ledger would take itself for the last that has it, and
-    remove its write-ahead log (sqlite.org/howtocorrupt.html, 2.2)."""
-    with path.open("rb") as file:
-        formats = file.read(_FORMATS.stop)[_FORMATS]
-    if set(formats) - {1, 2}:
-        raise DamagedLedgerError(path, f"its header is damaged (format {formats.hex(' ')})")
+
+def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[EndedRequest]:
+    """The entries of the requests that ended in [since, until), Unix seconds, in the order of their ends."""
+    chunks = reader.execute(
+        "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at, id", (since, until)
+    )
+    for (data,) in chunks:
+        yield from (entry for entry in unpacked(data) if since <= entry.ended_at < until)
+
+
+def packed(batch: Sequence[EndedRequest]) -> bytes:
+    """The entries of a batch in one row's form."""
+    return Columns.of(batch).to_bytes()
+
+
+def unpacked(data: bytes) -> list[EndedRequest]:
+    return list(Columns.from_bytes(data).entries())
+
+
+def check(path: Path) -> str:
+    """What is damaged in a ledger; "" for a whole one. Reads all of it. Raises LauncherError where it cannot be read for
+    another reason, or is no ledger that this version knows."""
+    return database_repair.check(LEDGER, path)
+
+
+def move_aside(path: Path, now: float) -> Path:
+    """Rename a damaged ledger, so that a new one can begin. Returns the new name. Raises LauncherError, OSError."""
+    return database_repair.move_aside(LEDGER, path, now)
+
+
+def restore(path: Path, backup: Path, now: float) -> tuple[Restored, float | None]:
+    """Put a copy of a backup in the place of the ledger; also return when its last request ended, Unix time (None: it has
+    none). Raises LauncherError."""
+    found = database_repair.restore(LEDGER, path, backup, now)
+    with contextlib.closing(open_reader(path)) as reader:
+        [last] = reader.execute("SELECT max(last_at) FROM entries").fetchone()
+    return found, last

@@ -25,11 +25,12 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from launcher.accounts.budgets import Past, StoredSum
-from launcher.accounts.ledger_reader import NoLedgerError, is_damage, open_reader
-from launcher.accounts.ledger_repair import lost_at
+from launcher.accounts.ledger_file import open_reader
 from launcher.accounts.report_values import day_begin, days
 from launcher.accounts.spending import DAY_S, KEPT_S
 from launcher.base.clock import Moment
+from launcher.base.database import NoDataError, is_damage
+from launcher.base.database_repair import lost_at
 from launcher.base.errors import reason
 from launcher.base.money import picos
 from launcher.base.money_limits import DailyCap, Day
@@ -248,7 +249,7 @@ def _spent(path: Path, name: str, day: Day, now: float) -> tuple[int | None, str
         with contextlib.closing(open_reader(path)) as reader:
             [amount] = reader.execute(_SUM, (name, *day)).fetchone()
             return int(amount or 0), ""
-    except NoLedgerError:
+    except NoDataError:
         return 0, ""
     except Exception as error:
         return None, str(error)
@@ -268,7 +269,7 @@ def read_past(path: Path, zone: ZoneInfo, now: float, also: float | None = None)
     try:
         with contextlib.closing(open_reader(path)) as reader:
             return Past(_rows(reader, zone, {now, also or now}), lost_at(path, now))
-    except NoLedgerError:
+    except NoDataError:
         return Past(lost_at=lost_at(path, now))
     except Exception as error:
         return Past(lost_at=now, why=str(error), unreadable=True, damaged=is_damage(error))

@@ -1,5 +1,19 @@
 """The hourly sums that a batch of entries changes, computed in numpy: a request costs a fraction of a microsecond. Pure.
 
+`hourly` has one row for each hour, dimension and name:
+
+    dimension   name
+    all         ""
+    key         name of the API key; "" where keys are not required
+    model       name of the model
+    slot        number of the slot that answered; "" where no instance did
+    overflow    name of the overflow endpoint; "" for requests served here
+
+Each request counts once in each dimension, so the rows of a dimension sum up to those of `all`. `hour` is the Unix time
+at which the hour began in the zone of [usage]. `prefill_s` is the time from sending a request to an instance until its
+first byte, `decode_s` from there to its end (of a response with output tokens that is not streamed neither: its first byte
+is at its end), `queued_s` before. The histograms are launcher.accounts.latency's.
+
 Requests whose outcome is `completed` are in the histogram of durations; in that of queued times all that an instance was
 asked for. In that of first bytes are those `completed` or `client_aborted` that got one: an error, an upstream's 4xx
 (`refused`) included, comes at once, and would make many of them look like low latency.
@@ -19,7 +33,27 @@ from numpy.typing import NDArray
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import BUCKETS, buckets_of, each_to_bytes, merged
-from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, DamagedLedgerError
+
+DIMENSIONS: Final = ("all", "key", "model", "slot", "overflow")
+# Sums of `hourly`, in the order of its columns.
+INTEGERS: Final = (
+    "requests", "completed", "client_aborted", "rejected", "failed", "continued", "overflowed", "inexact",
+    "prompt_tokens", "cached_tokens", "output_tokens", "picos", "overflow_picos",
+)  # fmt: skip
+SECONDS: Final = ("prefill_s", "decode_s", "queued_s")
+HISTOGRAMS: Final = ("queued", "first_byte", "duration")
+HOURLY: Final = f"""CREATE TABLE hourly (
+    dimension TEXT NOT NULL, hour INTEGER NOT NULL, name TEXT NOT NULL,
+    {", ".join(f"{column} INTEGER NOT NULL" for column in INTEGERS)},
+    {", ".join(f"{column} REAL NOT NULL" for column in SECONDS)},
+    {", ".join(f"{column} BLOB NOT NULL" for column in HISTOGRAMS)},
+    PRIMARY KEY (dimension, hour, name)
+) WITHOUT ROWID;"""
+
+
+class DamagedSumsError(ValueError):
+    """Rows of `hourly` hold nothing that was ever written."""
+
 
 # --- Entries as columns: the sums of a batch are computed from them, and they are what the ledger's file keeps.
 #
@@ -130,9 +164,12 @@ class Columns:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Columns:
-        """Raises ValueError (msgspec's errors are some), zlib.error."""
-        # The first byte of zlib's form is 0x78, that of an array in msgpack 0x9x.
-        stored = _DECODER.decode(zlib.decompress(data) if data[:1] == b"\x78" else data)
+        """Raises ValueError; msgspec's errors are some."""
+        try:
+            # The first byte of zlib's form is 0x78, that of an array in msgpack 0x9x.
+            stored = _DECODER.decode(zlib.decompress(data) if data[:1] == b"\x78" else data)
+        except zlib.error as error:
+            raise ValueError(f"entries are damaged: {error}") from None
         count = len(stored.ids)
         tokens = np.frombuffer(
             stored.tokens, dtype="<u4" if len(stored.tokens) == 4 * _TOKENS * count else "<i8"
@@ -194,7 +231,7 @@ class Sums:
         self._tables: dict[tuple[int, str], _Table] = {}
 
     def add(self, batch: Columns) -> list[Row]:
-        """The rows of `hourly` that the batch changes, with it. Raises DamagedLedgerError for stored rows that are none."""
+        """The rows of `hourly` that the batch changes, with it. Raises DamagedSumsError for stored rows that are none."""
         rows: list[Row] = []
         for hour, columns in self._by_hour(batch):
             added = _Added(columns)
@@ -217,7 +254,7 @@ class Sums:
             try:
                 table = _Table(dimension, hour, stored)
             except (ValueError, TypeError, ArithmeticError) as error:
-                raise DamagedLedgerError(None, f"its sums of hour {hour}: {error}") from None
+                raise DamagedSumsError(f"its sums of hour {hour}: {error}") from None
             self._tables[hour, dimension] = table
         return table
 

@@ -20,8 +20,7 @@ import numpy as np
 
 from launcher.accounts import latency, report_values
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_reader import is_damage, open_reader, unpacked
-from launcher.accounts.ledger_schema import INTEGERS, LOST, DamagedLedgerError
+from launcher.accounts.ledger_file import LOST, DamagedLedgerError, open_reader, unpacked
 from launcher.accounts.report_values import (
     Question,
     Times,
@@ -31,7 +30,8 @@ from launcher.accounts.report_values import (
     UsageRow,
     UsageToday,
 )
-from launcher.accounts.sums import OUTCOMES
+from launcher.accounts.sums import INTEGERS, OUTCOMES
+from launcher.base.database import is_damage
 from launcher.base.errors import LauncherError
 from launcher.base.money import to_decimal
 from launcher.base.text import quoted

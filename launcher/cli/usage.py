@@ -30,7 +30,7 @@ from launcher.control.client import UnreachableError
 def find_ledger(usage: Usage) -> Path:
     """The ledger in the state folder of the user who asks; the service's where only that one exists and $STATE_DIRECTORY
     names no folder. Raises LauncherError for a user without a home."""
-    from launcher.accounts.ledger_schema import ledger_path  # noqa: PLC0415  heavy
+    from launcher.accounts.ledger_file import ledger_path  # noqa: PLC0415  heavy
     from launcher.base.files import SYSTEM, state_folder  # noqa: PLC0415  heavy
 
     own, service = (
@@ -128,13 +128,13 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _restore(args: argparse.Namespace) -> int:
-    from launcher.accounts.ledger_repair import restore  # noqa: PLC0415  heavy
+    from launcher.accounts.ledger_file import restore  # noqa: PLC0415  heavy
 
     path, _ = _ledger(args)
-    found = restore(path, args.backup, time.time())
-    print(f"{found.ledger}: restored from {args.backup}")
-    if found.until is not None:
-        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(found.until))
+    found, until = restore(path, args.backup, time.time())
+    print(f"{found.path}: restored from {args.backup}")
+    if until is not None:
+        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(until))
         print(f"its last request ended at {last}; later ones are not in it")
     if found.replaced is not None:
         print(f"the ledger before: {found.replaced}")

@@ -20,7 +20,7 @@ from launcher.accounts.budgets import Budgets, NoSums, Past, StoredSum, rules_of
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.exporter import FLUSH_S, Exporter
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_schema import ledger_path
+from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
 from launcher.accounts.spent_file import SpentFile, make_caps, read_again, read_past
 from launcher.base.clock import Clock, Moment, load_reading, store_reading

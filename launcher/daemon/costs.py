@@ -20,7 +20,7 @@ from launcher.accounts.cost import (
     observe,
     output_since,
 )
-from launcher.accounts.ledger_schema import DamagedLedgerError
+from launcher.accounts.ledger_file import DamagedLedgerError
 from launcher.accounts.report_values import HOUR_S, day_begin
 from launcher.accounts.usage_report import reading
 from launcher.base.background import Failures

@@ -11,7 +11,7 @@ from typing import Final, Protocol, TypeVar
 from launcher.accounts.cost import CostReport, spent
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_schema import DamagedLedgerError
+from launcher.accounts.ledger_file import DamagedLedgerError
 from launcher.accounts.report_values import Question, UsageReport, UsageRequests, UsageToday
 from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.accounts.usage_report import find_request, latest_requests, report, today

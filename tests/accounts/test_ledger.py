@@ -24,12 +24,12 @@ from launcher.accounts import ledger as module
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_reader import entries, open_reader
-from launcher.accounts.ledger_schema import APPLICATION
+from launcher.accounts.ledger_file import LEDGER, entries, open_reader
 from launcher.accounts.report_values import Question
 from launcher.accounts.usage_report import report
 from launcher.base import writer
 from launcher.base.clock import SETTLED_S, Clock
+from launcher.base.database import parts
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Usage
 
@@ -193,7 +193,7 @@ def test_a_removed_file_begins_anew(path: Path, caplog: pytest.LogCaptureFixture
     with started(path) as ledger:
         record(ledger, 2)
         assert ledger.flush()
-        for part in ledger_file.parts(path):
+        for part in parts(path):
             part.unlink()
         record(ledger, 3)
         assert ledger.flush()
@@ -203,7 +203,7 @@ def test_a_removed_file_begins_anew(path: Path, caplog: pytest.LogCaptureFixture
 
 def test_a_newer_ledger_is_not_changed(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.executescript(f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = 99")
+        connection.executescript(f"PRAGMA application_id = {LEDGER.application}; PRAGMA user_version = 99")
     before = path.read_bytes()
     with started(path) as ledger:
         record(ledger)

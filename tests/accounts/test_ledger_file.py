@@ -13,10 +13,9 @@ import pytest
 
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import LedgerFile
-from launcher.accounts.ledger_reader import entries, open_reader
-from launcher.accounts.ledger_repair import is_proven, move_aside
-from launcher.accounts.ledger_schema import MODE
+from launcher.accounts.ledger_file import LedgerFile, entries, move_aside, open_reader
+from launcher.base import database
+from launcher.base.database import MODE, is_proven
 from launcher.base.errors import LauncherError
 
 NOW = 1_700_000_000.0
@@ -116,7 +115,7 @@ def test_old_entries_are_deleted_step_by_step_and_their_space_given_back(
     file: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ledger_file, "_DELETED", 10)
-    monkeypatch.setattr(ledger_file, "_UNUSED_PAGES", 10)
+    monkeypatch.setattr(database, "_UNUSED_PAGES", 10)
     batch = [
         EndedRequest(ended_at=NOW, request_id=str(number) * 9, path=f"{number * 7919:x}")
         for number in range(2000)

@@ -12,11 +12,12 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import LedgerFile
-from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
+from launcher.accounts.ledger_file import LEDGER, LedgerFile
 from launcher.accounts.report_values import hour_begin
 from launcher.accounts.spending import Spending
 from launcher.accounts.spent_file import read_past
+from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
+from launcher.base.database import migrate
 
 BERLIN = ZoneInfo("Europe/Berlin")
 
@@ -36,7 +37,7 @@ def path(tmp_path: Path) -> Path:
 def enter(path: Path, *rows: tuple[str, str, str, int, int, int]) -> None:
     """Hourly rows of dimension, hour, name, prompt and output tokens, picos."""
     connection = sqlite3.connect(path)
-    migrate(connection, path)
+    migrate(LEDGER, connection, path)
     for dimension, hour, name, prompt, output, picos in rows:
         values = dict.fromkeys(INTEGERS, 0) | {
             "prompt_tokens": prompt,

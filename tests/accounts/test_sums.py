@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, merged
-from launcher.accounts.ledger_schema import DIMENSIONS, HISTOGRAMS, INTEGERS, SECONDS
-from launcher.accounts.sums import OUTCOMES, Columns, Sums
+from launcher.accounts.sums import DIMENSIONS, HISTOGRAMS, INTEGERS, OUTCOMES, SECONDS, Columns, Sums
 
 BEGIN = 1_700_000_000 // 3600 * 3600
 COLUMNS = ("dimension", "hour", "name", *INTEGERS, *SECONDS, *HISTOGRAMS)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -46,7 +44,7 @@ def test_every_field_is_kept() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"\x78broken", b"\x95broken", b"\xff"])
 def test_bytes_that_are_no_entries(data: bytes) -> None:
-    with pytest.raises((ValueError, zlib.error)):
+    with pytest.raises(ValueError):  # noqa: PT011  msgspec.s and ours
         Columns.from_bytes(data)
 
 

@@ -15,8 +15,8 @@ import pytest
 from support.ledger_file import LedgerFile, unix
 
 from launcher.accounts.latency import counts_of, to_bytes
-from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS
 from launcher.accounts.report_values import BY, Question, UsageReport, UsageRow
+from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
 from launcher.accounts.usage_report import MAX_ROWS, report
 from launcher.base.errors import LauncherError
 from launcher.base.money import picos

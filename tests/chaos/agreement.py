@@ -13,7 +13,7 @@ from typing import Any
 from chaos.clients import Result
 from launcher.accounts.audit_verify import verify
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.accounts.ledger_file import entries, open_reader
 from launcher.base.errors import LauncherError
 
 KINDS = ("prompt", "cached_prompt", "output")

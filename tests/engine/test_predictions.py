@@ -25,7 +25,7 @@ from support.keys import new_key
 from support.ports import free_port
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.accounts.ledger_file import entries, open_reader
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 

@@ -25,7 +25,7 @@ from support.daemon_process import DaemonProcess, eventually
 from support.engine_runs import READY_S
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_reader import entries, open_reader
+from launcher.accounts.ledger_file import entries, open_reader
 from launcher.base.cpuset import CpuSet
 
 # Well below supervision.stop_timeout_s (30): it did not wait for that.

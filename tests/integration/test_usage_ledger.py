@@ -19,8 +19,9 @@ import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 from launcher.accounts.latency import merged
-from launcher.accounts.ledger_reader import NoLedgerError, entries, open_reader
-from launcher.accounts.ledger_schema import DIMENSIONS, INTEGERS
+from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.sums import DIMENSIONS, INTEGERS
+from launcher.base.database import NoDataError
 
 BUSY_LEDGER = Path(__file__).parents[1] / "support" / "busy_ledger.py"
 FOREVER = 1e12
@@ -99,7 +100,7 @@ def whole_if_begun(path: Path) -> list[Any]:
     write-ahead log, which is the daemon's part."""
     try:
         return whole(path)
-    except NoLedgerError:
+    except NoDataError:
         return []
 
 

@@ -12,8 +12,9 @@ from zoneinfo import ZoneInfo
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, to_bytes
-from launcher.accounts.ledger_reader import packed
-from launcher.accounts.ledger_schema import HISTOGRAMS, INTEGERS, SECONDS, migrate
+from launcher.accounts.ledger_file import LEDGER, packed
+from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
+from launcher.base.database import migrate
 
 
 def unix(text: str, zone: str = "UTC") -> int:
@@ -26,7 +27,7 @@ class LedgerFile:
         self.zone = zone
         path.parent.mkdir(exist_ok=True)
         with self.changed() as file:
-            migrate(file, path)
+            migrate(LEDGER, file, path)
             file.execute("INSERT INTO meta VALUES (?, ?)", (zone, self._time(began)))
 
     def _time(self, at: str | float) -> float:

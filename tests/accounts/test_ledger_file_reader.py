@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_reader import entries, open_reader, packed, unpacked
-from launcher.accounts.ledger_schema import migrate
+from launcher.accounts.ledger_file import LEDGER, entries, open_reader, packed, unpacked
+from launcher.base.database import migrate
 from launcher.base.errors import LauncherError
 
 
 def made(path: Path, *batches: list[EndedRequest]) -> Path:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
-        migrate(connection, path)
+        migrate(LEDGER, connection, path)
         for batch in batches:
             times = [entry.ended_at for entry in batch]
             row = (min(times), max(times), len(batch), packed(batch))

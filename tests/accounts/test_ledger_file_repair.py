@@ -18,11 +18,12 @@ from support.written import written
 from launcher.accounts.budgets import NoSums
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_reader import entries, open_reader
-from launcher.accounts.ledger_repair import check, lost_at, parts, restore
+from launcher.accounts.ledger_file import check, entries, open_reader, restore
 from launcher.accounts.report_values import Question
 from launcher.accounts.spent_file import make_caps, read_past
 from launcher.accounts.usage_report import report
+from launcher.base.database import parts
+from launcher.base.database_repair import lost_at
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Overflow, Usage
 
@@ -226,12 +227,12 @@ def test_a_backup_takes_the_place_and_broken_files_count_no_longer(path: Path, b
         ledger.put(entry("new"))
     assert lost_at(path, NOW + 60) is not None
     content = backup.read_bytes()
-    found = restore(path, backup, NOW)
+    found, until = restore(path, backup, NOW)
     assert (ids(path), lost_at(path, NOW)) == (["a", "b"], None)
     assert found.replaced is not None
     assert ids(found.replaced) == ["new"]
     assert [retired.read_bytes()[:6] for retired in found.retired] == [b"broken"]
-    assert found.until == NOW
+    assert until == NOW
     assert backup.read_bytes() == content
     past = read_past(path, UTC, NOW)
     assert (past.lost_at, past.unreadable) == (None, False)
@@ -248,7 +249,7 @@ def test_a_write_ahead_log_that_a_killed_daemon_left_stays_out_of_it(path: Path,
     for part, content in left.items():
         part.write_bytes(content)
     assert parts(path)[1].exists()
-    found = restore(path, backup, NOW)
+    found, _ = restore(path, backup, NOW)
     assert ids(path) == ["a", "b"]
     assert check(path) == ""
     assert found.replaced is not None
@@ -290,7 +291,7 @@ def test_what_is_no_backup(path: Path, backup: Path, tmp_path: Path) -> None:
 def test_a_ledger_that_is_gone(path: Path, backup: Path) -> None:
     for part in parts(path):
         part.unlink(missing_ok=True)
-    assert restore(path, backup, NOW).replaced is None
+    assert restore(path, backup, NOW)[0].replaced is None
     assert ids(path) == ["a", "b"]
 
 
