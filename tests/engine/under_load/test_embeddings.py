@@ -45,4 +45,4 @@ def test_the_sdk_gets_embeddings(embedder: DaemonProcess) -> None:
         with pytest.raises(openai.NotFoundError):
             client.chat.completions.create(model="embedder", messages=[{"role": "user", "content": "x"}])
     requests = embedder.status()["requests"]
-    assert (requests["accepted"], requests["completed"]) == (3, 3)
+    assert (requests["accepted"], requests["completed"], requests["refused"]) == (3, 2, 1)
