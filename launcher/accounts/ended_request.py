@@ -56,7 +56,7 @@ class Trace(Struct, gc=False):
 
 class EndedRequest(Struct, frozen=True, gc=False):
     """Made once, when a request has ended; also of one in flight that somebody asks about, without an outcome. Texts are ""
-    where there is none. The ledger keeps the fields up to `streamed`, as columns (sums.py)."""
+    where there is none. The ledger keeps the fields up to `streamed`, as rows (request_rows.py)."""
 
     ended_at: float  # Unix time, seconds
     request_id: str

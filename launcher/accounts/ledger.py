@@ -14,7 +14,7 @@ from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LOST, DamagedLedgerError, LedgerFile, Metered, move_aside
 from launcher.accounts.ledger_file import check as damage_of
 from launcher.accounts.report_values import hour_begin, zone_of
-from launcher.accounts.sums import check
+from launcher.accounts.request_rows import usable as check
 from launcher.base.clock import Clock
 from launcher.base.database import is_damage, is_proven
 from launcher.base.errors import LauncherError, reason

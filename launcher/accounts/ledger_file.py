@@ -1,6 +1,7 @@
 """The usage ledger's SQLite file: its tables, as its one writer has it open, and as readers see it.
 
-`entries` has the single requests, those of a batch in one row: launcher.accounts.sums, as `hourly`.
+`request` and `request_kind` have the single requests: launcher.accounts.request_rows. `hourly` has their sums, but for the
+requests with ids above `summed_to` of `meta`: the writer sums up many at a time, and a reader adds the rest (`open_sums`).
 `metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package),
 ("lost", ""): entries of requests that could not be written.
 """
@@ -9,22 +10,24 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import merged_by
-from launcher.accounts.report_values import zone_of
+from launcher.accounts.report_values import hour_begin, zone_of
+from launcher.accounts.request_rows import INSERT, REQUESTS, Kinds, rows_after, rows_of
 from launcher.accounts.sums import (
     HISTOGRAMS,
     HOURLY,
     INTEGERS,
     SECONDS,
-    Columns,
     DamagedSumsError,
+    HourlyRow,
     HourOf,
-    Row,
     Sums,
 )
 from launcher.base import database, database_repair
@@ -38,26 +41,26 @@ Metered = Mapping[tuple[str, int, str], float]
 
 LOST: Final = "lost"
 """In `metered`: entries that are missing in the hour's sums."""
-# Entries in one row of `entries`, which is read as a whole.
-MOST_IN_ROW: Final = 512
-# Chunks deleted in one transaction: some milliseconds.
-_DELETED: Final = 50
+# Between two additions of requests to the hourly sums, and how many may wait for one: numpy keeps the interpreter's lock for
+# some milliseconds, and a reader adds what waits itself.
+_FOLD_S: Final = 5.0
+_FOLD_ROWS: Final = 2_000
+# Requests deleted in one transaction: some 10 ms.
+_DELETED: Final = 2_000
+# Kinds of requests in memory, some 10 MB; others are looked up.
+_KINDS: Final = 20_000
 # More than any hourly sum: a larger one is damage, and a few of them could not be added up.
 _MOST: Final = 1 << 60
 # Rows whose values are looked at together: numpy keeps the interpreter's lock for some milliseconds.
 _CHUNK: Final = 256
 
 _TABLES: Final = f"""
-CREATE TABLE meta (zone TEXT NOT NULL, began REAL NOT NULL);
+CREATE TABLE meta (zone TEXT NOT NULL, began REAL NOT NULL, summed_to INTEGER NOT NULL);
 {HOURLY}
 CREATE TABLE metered (
     what TEXT NOT NULL, hour INTEGER NOT NULL, name TEXT NOT NULL, amount REAL NOT NULL,
     PRIMARY KEY (what, hour, name)
 ) WITHOUT ROWID;
-CREATE TABLE entries (
-    id INTEGER PRIMARY KEY, first_at REAL NOT NULL, last_at REAL NOT NULL, count INTEGER NOT NULL, data BLOB NOT NULL
-);
-CREATE INDEX entries_by_time ON entries (last_at);
 """
 
 
@@ -82,19 +85,21 @@ class DamagedLedgerError(DamagedError):
 
 
 def _check_rows(reader: sqlite3.Connection) -> str:
-    return _check_meta(reader) or _check_hourly(reader) or _check_entries(reader)
+    return _check_meta(reader) or _check_hourly(reader)
 
 
 def _check_meta(reader: sqlite3.Connection) -> str:
-    meta = reader.execute("SELECT zone, began FROM meta").fetchall()
+    meta = reader.execute("SELECT zone, began, summed_to FROM meta").fetchall()
     if len(meta) > 1:
         return "it has several time zones"
-    for zone, began in meta:
+    for zone, began, summed_to in meta:
         try:
             zone_of(zone)
         except LauncherError as error:
             return error.message
         float(began)
+        if not isinstance(summed_to, int):
+            return "it does not say which requests are summed up"
     return ""
 
 
@@ -116,20 +121,11 @@ def _check_hourly(reader: sqlite3.Connection) -> str:
     return ""
 
 
-def _check_entries(reader: sqlite3.Connection) -> str:
-    for count, data in reader.execute("SELECT count, data FROM entries"):
-        columns = Columns.from_bytes(data)
-        groups = columns.group_of
-        if not count == len(columns.ids) == len(groups) or (count and groups.max() >= len(columns.groups)):
-            return "entries of requests are incomplete"
-    return ""
-
-
 LEDGER: Final = FileKind(
     noun="usage ledger",
     # "numa"
     application=0x6E756D61,
-    tables=(Tables((_TABLES,), _check_rows),),
+    tables=(Tables((_TABLES,), _check_rows), REQUESTS),
     damaged=DamagedLedgerError,
     rename="name another file in [usage] path",
     choose="name another file with --file",
@@ -139,22 +135,47 @@ LEDGER: Final = FileKind(
 
 
 class LedgerFile:
-    """Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written."""
+    """Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written. After an
+    error it must be closed."""
 
     def __init__(self, path: Path, zone: str, hour_of: HourOf, now: float) -> None:
         self.path = path
         self.database = Database(LEDGER, path)
-        try:
-            with self.database.transaction() as connection:
-                if not connection.execute("UPDATE meta SET zone = ?", (zone,)).rowcount:
-                    connection.execute("INSERT INTO meta VALUES (?, ?)", (zone, now))
-        except BaseException:
-            self.close()
-            raise
+        self._connection = connection = self.database.connection
+        self._kinds = Kinds(connection)
         self._sums = Sums(hour_of, self._stored)
+        # Rows of `request` that the hourly sums lack.
+        self._unsummed: list[tuple[Any, ...]] = []
+        self._folded_at = time.monotonic()
+        try:
+            with self._transaction():
+                connection.execute(
+                    "INSERT INTO meta SELECT ?, ?, 0 WHERE NOT EXISTS (SELECT 1 FROM meta)", (zone, now)
+                )
+                connection.execute("UPDATE meta SET zone = ?", (zone,))
+                [summed_to, last] = connection.execute(
+                    "SELECT summed_to, (SELECT coalesce(max(id), 0) FROM request) FROM meta"
+                ).fetchone()
+                self._last = max(summed_to, last)
+                # A daemon that was killed did not sum them up.
+                self._unsummed, kinds = rows_after(connection, summed_to)
+                for number, kind in kinds.items():
+                    self._kinds.learn(number, kind)
+                self._fold()
+                # Damage of the sums is found before a request is entered.
+                self._sums.read(hour_of(now))
+        except BaseException:
+            self.database.close()
+            raise
 
     def close(self) -> None:
-        self.database.close()
+        try:
+            # What cannot be summed up now is when the file is opened again.
+            if not self.database.failed:
+                with contextlib.suppress(sqlite3.Error, LauncherError), self._transaction():
+                    self._fold()
+        finally:
+            self.database.close()
 
     @property
     def replaced(self) -> bool:
@@ -166,45 +187,54 @@ class LedgerFile:
         """Bytes of the file and its write-ahead log."""
         return self.database.size
 
-    def write(self, batch: Sequence[EndedRequest], metered: Metered, *, per_row: int = MOST_IN_ROW) -> None:
-        """All of it or nothing. After an error the file must be closed: the sums are ahead of it."""
-        insert = self.database.insert
-        with self.database.transaction():
-            if batch:
-                columns = Columns.of(batch)
-                rows = [
-                    _row_of(columns.part(slice(begin, begin + per_row)))
-                    for begin in range(0, len(batch), per_row)
-                ]
-                insert("INSERT INTO entries (first_at, last_at, count, data) VALUES", rows)
-                try:
-                    insert("INSERT OR REPLACE INTO hourly VALUES", self._sums.add(columns))
-                except DamagedSumsError as error:
-                    raise DamagedLedgerError(self.path, error) from None
-            insert(
+    def write(self, batch: Sequence[EndedRequest], metered: Metered) -> None:
+        """All of it or nothing."""
+        with self._transaction():
+            rows = rows_of(batch, self._last + 1, self._kinds)
+            self.database.insert(INSERT, rows)
+            self._last += len(rows)
+            self._unsummed += rows
+            if len(self._unsummed) >= _FOLD_ROWS or time.monotonic() - self._folded_at >= _FOLD_S:
+                self._fold()
+            self.database.insert(
                 "INSERT INTO metered VALUES",
                 [(*key, amount) for key, amount in metered.items()],
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
             )
 
     def prune(self, before: float) -> bool:
-        """Delete some of the entries that ended before; whether there may be more of them."""
-        with self.database.transaction() as connection:
-            deleted = connection.execute(
-                "DELETE FROM entries WHERE id IN (SELECT id FROM entries WHERE last_at < ? ORDER BY last_at LIMIT ?)",
+        """Delete some of the requests that ended before; whether there may be more of them."""
+        with self._transaction():
+            self._fold()
+            deleted = self._connection.execute(
+                "DELETE FROM request WHERE id IN (SELECT id FROM request WHERE ended_at < ? ORDER BY ended_at LIMIT ?)",
                 (before, _DELETED),
             ).rowcount
         return bool(deleted) or self.database.give_back()
 
-    def _stored(self, dimension: str, hour: int) -> list[Row]:
-        return self.database.connection.execute(
+    def _fold(self) -> None:
+        """Add to the hourly sums what they lack, in the transaction that says so."""
+        if self._unsummed:
+            rows = self._sums.add(self._unsummed, self._kinds.by_id)
+            self.database.insert("INSERT OR REPLACE INTO hourly VALUES", rows)
+            self._connection.execute("UPDATE meta SET summed_to = ?", (self._last,))
+            self._unsummed = []
+            if len(self._kinds) > _KINDS:
+                self._kinds.clear()
+        self._folded_at = time.monotonic()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        try:
+            with self.database.transaction():
+                yield
+        except DamagedSumsError as error:
+            raise DamagedLedgerError(self.path, error) from None
+
+    def _stored(self, dimension: str, hour: int) -> list[HourlyRow]:
+        return self._connection.execute(
             "SELECT * FROM hourly WHERE dimension = ? AND hour = ?", (dimension, hour)
         ).fetchall()
-
-
-def _row_of(entries: Columns) -> tuple[float, float, int, bytes]:
-    ended_at = entries.times[:, 0]
-    return float(ended_at.min()), float(ended_at.max()), len(ended_at), entries.to_bytes()
 
 
 # --- readers, repair ---------------------------------------------------------------------------------
@@ -215,22 +245,26 @@ def open_reader(path: Path) -> sqlite3.Connection:
     return database.open_reader(LEDGER, path)
 
 
-def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[EndedRequest]:
-    """The entries of the requests that ended in [since, until), Unix seconds, in the order of their ends."""
-    chunks = reader.execute(
-        "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at, id", (since, until)
-    )
-    for (data,) in chunks:
-        yield from (entry for entry in unpacked(data) if since <= entry.ended_at < until)
-
-
-def packed(batch: Sequence[EndedRequest]) -> bytes:
-    """The entries of a batch in one row's form."""
-    return Columns.of(batch).to_bytes()
-
-
-def unpacked(data: bytes) -> list[EndedRequest]:
-    return list(Columns.from_bytes(data).entries())
+def open_sums(path: Path) -> sqlite3.Connection:
+    """The same, in one transaction: what is entered meanwhile is in all sums or in none. Its `hourly` has all requests, also
+    those that the writer has not summed up; a name may have several rows of an hour. Raises whatever reading raises."""
+    with contextlib.ExitStack() as undo:
+        reader = undo.enter_context(contextlib.closing(open_reader(path)))
+        reader.execute("PRAGMA temp_store = MEMORY")
+        reader.execute("BEGIN")
+        meta = reader.execute("SELECT zone, summed_to FROM meta").fetchone()
+        rows, kinds = rows_after(reader, meta[1]) if meta is not None else ([], {})
+        if rows:
+            sums = Sums(partial(hour_begin, zone=zone_of(meta[0])), lambda _dimension, _hour: ())
+            added = sums.add(rows, kinds)
+            reader.execute("CREATE TEMP TABLE unsummed AS SELECT * FROM main.hourly WHERE false")
+            marks = ", ".join("?" * len(added[0]))
+            reader.executemany(f"INSERT INTO unsummed VALUES ({marks})", added)  # noqa: S608  marks alone
+            reader.execute(
+                "CREATE TEMP VIEW hourly AS SELECT * FROM main.hourly UNION ALL SELECT * FROM temp.unsummed"
+            )
+        undo.pop_all()
+    return reader
 
 
 def check(path: Path) -> str:
@@ -249,5 +283,5 @@ def restore(path: Path, backup: Path, now: float) -> tuple[Restored, float | Non
     none). Raises LauncherError."""
     found = database_repair.restore(LEDGER, path, backup, now)
     with contextlib.closing(open_reader(path)) as reader:
-        [last] = reader.execute("SELECT max(last_at) FROM entries").fetchone()
+        [last] = reader.execute("SELECT max(ended_at) FROM request").fetchone()
     return found, last

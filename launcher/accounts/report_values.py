@@ -176,8 +176,7 @@ class UsageRequests:
     currency: str
     """Currency of the amounts."""
     left_out: str | None
-    """Why earlier requests of this time may be left out: limit (as many were found), or search (a million were searched, or
-    20 s passed); null: none is."""
+    """Why earlier requests of this time are left out: limit (there are more); null: none is."""
     requests: tuple[UsageRequest, ...]
     """The latest requests, the latest last."""
 

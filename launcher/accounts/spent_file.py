@@ -25,7 +25,7 @@ from typing import Final
 from zoneinfo import ZoneInfo
 
 from launcher.accounts.budgets import Past, StoredSum
-from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.ledger_file import open_sums
 from launcher.accounts.report_values import day_begin, days
 from launcher.accounts.spending import DAY_S, KEPT_S
 from launcher.base.clock import Moment
@@ -246,7 +246,7 @@ def _spent(path: Path, name: str, day: Day, now: float) -> tuple[int | None, str
     if lost is not None and lost >= day.begins:
         return None, "an earlier ledger was unreadable and was moved aside"
     try:
-        with contextlib.closing(open_reader(path)) as reader:
+        with contextlib.closing(open_sums(path)) as reader:
             [amount] = reader.execute(_SUM, (name, *day)).fetchone()
             return int(amount or 0), ""
     except NoDataError:
@@ -267,7 +267,7 @@ def read_past(path: Path, zone: ZoneInfo, now: float, also: float | None = None)
     """The sums of each key and day around `now` and `also`, Unix times. To be read before the ledger is opened for writing,
     which moves a broken file aside. Never raises: what cannot be read is unknown, whatever the reason."""
     try:
-        with contextlib.closing(open_reader(path)) as reader:
+        with contextlib.closing(open_sums(path)) as reader:
             return Past(_rows(reader, zone, {now, also or now}), lost_at(path, now))
     except NoDataError:
         return Past(lost_at=lost_at(path, now))
@@ -278,8 +278,7 @@ def read_past(path: Path, zone: ZoneInfo, now: float, also: float | None = None)
 def _rows(
     reader: sqlite3.Connection, zone: ZoneInfo, times: Iterable[float]
 ) -> list[tuple[str, float, int, int]]:
-    # One statement for each day, all in one transaction: what is entered meanwhile is in all or in none.
-    reader.execute("BEGIN")
+    # One statement for each day.
     ends: dict[int, int] = {}
     for now in times:
         ends |= pairwise(days(int(now - KEPT_S), int(now) + 2 * DAY_S, zone))

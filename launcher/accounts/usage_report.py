@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime as dt
 import sqlite3
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from operator import add
@@ -18,9 +17,9 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from launcher.accounts import latency, report_values
+from launcher.accounts import latency, report_values, request_rows
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import LOST, DamagedLedgerError, open_reader, unpacked
+from launcher.accounts.ledger_file import LOST, DamagedLedgerError, open_reader, open_sums
 from launcher.accounts.report_values import (
     Question,
     Times,
@@ -91,27 +90,34 @@ _HOUR_S: Final = 3600
 
 
 @contextmanager
-def reading(path: Path) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
-    """A ledger, the zone of its hours, and when it began (Unix time). Raises LauncherError, also for what is read."""
-    with closing(open_reader(path)) as reader:
-        try:
-            # One transaction: what the daemon enters meanwhile is in all sums or in none.
-            reader.execute("BEGIN")
-            meta = reader.execute("SELECT zone, began FROM meta").fetchone()
-            if meta is None:
-                raise LauncherError(
-                    f"cannot read the usage ledger '{path}': nothing was entered yet",
-                    "send the daemon a request first",
-                )
-            yield reader, report_values.zone_of(meta[0]), _began(reader, meta[1])
-        except LauncherError:
-            raise
-        except Exception as error:
-            if is_damage(error):
-                raise DamagedLedgerError(path, error) from None
+def reading(
+    path: Path, opened: Callable[[Path], sqlite3.Connection] = open_sums
+) -> Iterator[tuple[sqlite3.Connection, ZoneInfo, float]]:
+    """A ledger, the zone of its hours, and when it began (Unix time). Raises LauncherError, also for what is
+    read."""
+    with _read(path, opened) as reader:
+        meta = reader.execute("SELECT zone, began FROM meta").fetchone()
+        if meta is None:
             raise LauncherError(
-                f"cannot read the usage ledger '{path}': {error}", "see that its disk works, and try again"
-            ) from None
+                f"cannot read the usage ledger '{path}': nothing was entered yet",
+                "send the daemon a request first",
+            )
+        yield reader, report_values.zone_of(meta[0]), _began(reader, meta[1])
+
+
+@contextmanager
+def _read(path: Path, opened: Callable[[Path], sqlite3.Connection]) -> Iterator[sqlite3.Connection]:
+    try:
+        with closing(opened(path)) as reader:
+            yield reader
+    except LauncherError:
+        raise
+    except Exception as error:
+        if is_damage(error):
+            raise DamagedLedgerError(path, error) from None
+        raise LauncherError(
+            f"cannot read the usage ledger '{path}': {error}", "see that its disk works, and try again"
+        ) from None
 
 
 def _began(reader: sqlite3.Connection, noted: float) -> float:
@@ -314,79 +320,35 @@ def _ordered(rows: list[UsageRow], by: str | None) -> list[UsageRow]:
 # launcher.accounts.usage_report.
 
 MAX_LIMIT: Final = 10_000
-# Entries searched for one report: two seconds of CPU time, longer beside a busy event loop.
-MAX_SEARCHED: Final = 1_000_000
-SEARCH_S: Final = 20.0
-# The same for one request.
-FIND_S: Final = 3.0
-# After a clock was set back, entries are of times to come.
-_EVER: Final = 2**40
 
 
-def latest_requests(
-    path: Path, question: Question, limit: int, now: float, currency: str, *, within_s: float = SEARCH_S
-) -> UsageRequests:
+def latest_requests(path: Path, question: Question, limit: int, now: float, currency: str) -> UsageRequests:
     """The last `limit` requests of a time, a key and a model; `question.by` is not used. Raises LauncherError."""
     if not 0 < limit <= MAX_LIMIT:
         raise LauncherError(
             f"cannot list {limit:,} requests: not a number from 1 to {MAX_LIMIT:,}",
             "give limit=50, and search for more with an earlier `until`",
         )
-    deadline = time.monotonic() + within_s
-    with reading(path) as (reader, zone, _):
+    wanted = {"key": question.key, "model": question.model}
+    only = {name: value for name, value in wanted.items() if value is not None}
+    with reading(path, open_reader) as (reader, zone, _):
         times = Times.of(question.since, question.until, now, zone)
-        found: list[EndedRequest] = []
-        searched, left_out = 0, None
-        for batch in _backwards(reader, times):
-            if len(found) >= limit:
-                left_out = "limit"
-                break
-            if searched >= MAX_SEARCHED or time.monotonic() > deadline:
-                left_out = "search"
-                break
-            found += (entry for entry in batch if _is_wanted(entry, question, times))
-            searched += len(batch)
-    found.sort(key=lambda entry: entry.ended_at)
+        found = request_rows.latest(reader, *times, limit + 1, only)
+        shown = tuple(map(_shown, found[limit - 1 :: -1]))
     return UsageRequests(
         since=times.since,
         until=times.until,
         zone=zone.key,
         currency=currency,
-        left_out="limit" if len(found) > limit else left_out,
-        requests=tuple(map(_shown, found[-limit:])),
+        left_out="limit" if len(found) > limit else None,
+        requests=shown,
     )
 
 
-def find_request(
-    path: Path, request_id: str, *, within_s: float = FIND_S
-) -> tuple[EndedRequest | None, float | None]:
-    """The latest entry of a request, and the Unix time back to which entries were searched (None: all were). Raises
-    LauncherError."""
-    deadline = time.monotonic() + within_s
-    with reading(path) as (reader, _, _):
-        for batch in _backwards(reader, Times(0, _EVER)):
-            found = [entry for entry in batch if entry.request_id == request_id]
-            if found:
-                return max(found, key=lambda entry: entry.ended_at), None
-            if time.monotonic() > deadline:
-                return None, min(entry.ended_at for entry in batch)
-    return None, None
-
-
-def _backwards(reader: sqlite3.Connection, times: Times) -> Iterator[list[EndedRequest]]:
-    """Entries of each batch that may have some of a time, the latest batch first."""
-    rows = reader.execute(
-        "SELECT data FROM entries WHERE last_at >= ? AND first_at < ? ORDER BY last_at DESC, id DESC", times
-    )
-    return (unpacked(data) for (data,) in rows)
-
-
-def _is_wanted(entry: EndedRequest, question: Question, times: Times) -> bool:
-    return (
-        times.since <= entry.ended_at < times.until
-        and question.key in {None, entry.key}
-        and question.model in {None, entry.model}
-    )
+def find_request(path: Path, request_id: str) -> EndedRequest | None:
+    """The entry of a request; of several with its id the one that ended last. Raises LauncherError."""
+    with _read(path, open_reader) as reader:
+        return request_rows.find(reader, request_id)
 
 
 def _shown(entry: EndedRequest) -> UsageRequest:

@@ -209,12 +209,15 @@ def lock_of(path: Path) -> Path:
 
 
 class Database:
-    """A file open for writing, brought to the newest version. Not for two threads at a time.
+    """A file open for writing, brought to the newest version. Not for two threads at a time. After a transaction that failed
+    it is to be closed: what its users remember may be ahead of it.
 
     Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written."""
 
     def __init__(self, kind: FileKind, path: Path) -> None:
         self.path = path
+        self.failed = False
+        """Whether a transaction was undone."""
         self._resources = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -269,6 +272,7 @@ class Database:
             yield self.connection
             self.connection.execute("COMMIT")
         except BaseException:
+            self.failed = True
             if self.connection.in_transaction:  # a full disk may have ended it
                 self.connection.rollback()
             raise

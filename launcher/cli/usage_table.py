@@ -250,6 +250,3 @@ def _notes_on_requests(report: Report) -> Iterator[str]:
     if report["left_out"] == "limit":
         yield ""
         yield "Earlier requests of this time are left out: raise --limit, or give an earlier --until."
-    elif report["left_out"] == "search":
-        yield ""
-        yield "Only the latest requests of this time were searched, up to a million: give an earlier --until for others."

@@ -47,8 +47,8 @@ class UsageReports:
             lambda path: latest_requests(path, question, limit, time.time(), self._currency)
         )
 
-    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
-        """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
+    async def request(self, request_id: str) -> EndedRequest | None:
+        """A request's entry. Raises LauncherError."""
         return await self._read(lambda path: find_request(path, request_id))
 
     async def cost(self, cost: Cost, since: str) -> CostReport:
@@ -122,8 +122,8 @@ class Memory(Protocol):
 class Entries(Protocol):
     """Of the usage ledger."""
 
-    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
-        """A request's entry, and the Unix time back to which entries were searched (None: all). Raises LauncherError."""
+    async def request(self, request_id: str) -> EndedRequest | None:
+        """A request's entry. Raises LauncherError."""
 
 
 class RequestFinder:
@@ -144,15 +144,13 @@ class RequestFinder:
         ledger = "the daemon keeps no usage ledger"
         for wanted in _spellings(request_id):
             try:
-                entry, back_to = await self._entries.request(wanted)
+                entry = await self._entries.request(wanted)
             except LauncherError as error:
                 ledger = error.message
                 break
             if entry is not None:
                 return timeline_of(entry, source="usage ledger")
             ledger = "it is not in the usage ledger"
-            if back_to is not None:
-                ledger += f" since {_local(back_to)}, and earlier entries were not searched"
         raise NotFoundError(
             f"cannot show request '{quoted(request_id)}': it is none of those in memory, and {ledger}",
             f"{self._kept()}; give the X-Request-Id of a response, as the access log shows it",
@@ -171,10 +169,6 @@ class RequestFinder:
 def _spellings(request_id: str) -> list[str]:
     """The id, and what it is without the prefix of a response's `id`."""
     return [request_id, *(request_id.removeprefix(p) for p in _PREFIXES if request_id.startswith(p))]
-
-
-def _local(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
 def _ago(seconds: float) -> str:

@@ -1,14 +1,18 @@
 """Measures the usage ledger: the CPU time that it adds to a request, and the size and speed of a month.
 
 usage: scripts/bench-ledger [requests] [--rounds N] [--seconds S] [--rate R] [--audit] [--no-pin] [--json FILE]
-       scripts/bench-ledger month FILE [--requests N] [--per-second N]
+       scripts/bench-ledger writes [--requests N] [--busy]
+       scripts/bench-ledger month FILE [--requests N]
 
 requests: two proxies beside each other, one that keeps the ledger and one that makes no entries at all, between the same
 stub engines and clients. Each round measures both, in another order; the ratio is that of a round. The threads besides
 the event loop's are the ledger's writer (with --audit also the audit trail's): their CPU time is read from the kernel.
 
-month: writes N entries (10 million) of 30 days that end now into FILE with the rows that a daemon would write, of
-100 keys, 3 models and 16 slots, and says how large the file is and how long `usage --since 30d --by key` takes.
+writes: what the writer's thread spends on a request, in batches of 15, 150 and 1500; --busy: beside a thread that holds
+the interpreter's lock whenever it can.
+
+month: writes N entries (10 million) of 30 days that end now into FILE, of 100 keys, 3 models and 16 slots, and says how
+large the file is, how long `usage --since 30d --by key` takes, and how long it takes to find a request by its id.
 """
 
 from __future__ import annotations
@@ -23,10 +27,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,6 +44,8 @@ from bench.proxies import Cpus, engines, pinned, raise_limits, split_cpus
 from bench.rivals import SCRIPTS
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile
+from launcher.accounts.report_values import Question
+from launcher.accounts.usage_report import find_request, latest_requests
 from launcher.base.intervals import mean, paired_ratio
 
 ON: Final = "on"
@@ -49,6 +55,8 @@ MONTH_S: Final = 30 * 86_400
 KEYS: Final = 100
 MODELS: Final = ("llama-3.2-3b-instruct", "qwen3-8b", "bge-m3")
 SLOTS: Final = 16
+BATCHES: Final = (15, 150, 1500)
+LARGE: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,11 @@ def parser() -> argparse.ArgumentParser:
     requests.add_argument("--audit", action="store_true", help="keep the audit trail as well")
     requests.add_argument("--no-pin", action="store_true", help="pin nothing to a cpu")
     requests.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
+    writes = commands.add_parser("writes", help="what the writer's thread spends on a request")
+    writes.add_argument(
+        "--requests", type=int, default=150_000, help="of each size of batches (default 150000)"
+    )
+    writes.add_argument("--busy", action="store_true", help="beside a thread that never waits")
     month = commands.add_parser("month", help="the size and speed of a month")
     month.add_argument(
         "file", type=Path, metavar="FILE", help="the ledger to write; an existing one is only asked"
@@ -89,10 +102,6 @@ def parser() -> argparse.ArgumentParser:
     month.add_argument(
         "--requests", type=int, default=10_000_000, help="entries of the month (default 10 million)"
     )
-    month.add_argument(
-        "--per-second", type=int, default=8, metavar="N",
-        help="entries of a batch (default 8: 10 million in 12 hours of each day)",
-    )  # fmt: skip
     return made
 
 
@@ -104,6 +113,8 @@ def run(arguments: Sequence[str]) -> int:
     args = parser().parse_args(words)
     if args.command == "month":
         return _month(args)
+    if args.command == "writes":
+        return _writes(args)
     raise_limits()
     cpus = split_cpus(pin=not args.no_pin)
     with pinned(cpus.rest), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -210,7 +221,7 @@ def _median(rows: Sequence[Row], column: str) -> float:
 def _month(args: argparse.Namespace) -> int:
     if not args.file.exists():
         began = time.process_time()
-        _write(args.file, args.requests, args.per_second)
+        _write(args.file, args.requests)
         print(f"written in {time.process_time() - began:.0f} s of CPU time")
     print(f"file: {args.file.stat().st_size / 1e9:.2f} GB, {args.requests} requests")
     command = [
@@ -237,29 +248,71 @@ def _month(args: argparse.Namespace) -> int:
         print(
             f"usage --since 30d --by key: {wall:.2f} s, {cpu:.2f} s of CPU time, the start of Python included"
         )
+    for only in ({"key": "team-099"}, {"key": "team-000"}):
+        question, began = Question(since="30d", **only), time.monotonic()
+        latest_requests(args.file, question, 50, time.time(), "USD")
+        print(f"latest 50 requests of {only['key']}: {1e3 * (time.monotonic() - began):.0f} ms")
+    began = time.monotonic()
+    find_request(args.file, "an id that no request has")
+    print(f"a request is looked for by its id: {1e3 * (time.monotonic() - began):.0f} ms")
     return 0
 
 
-def _write(path: Path, requests: int, per_second: int) -> None:
-    now = time.time()
-    file = LedgerFile(path, "UTC", lambda at: int(at // 3600 * 3600), now)
+def _write(path: Path, requests: int) -> None:
     chance = random.Random(1)  # noqa: S311
-    with contextlib.closing(file):
-        # A transaction for each hour instead of each second: the rows are the same, hours of CPU time are not needed.
-        batches = _batches(chance, now - MONTH_S, requests, per_second)
-        while hour := list(chain.from_iterable(islice(batches, 3600))):
-            file.write(hour, {}, per_row=per_second)
+    with contextlib.closing(_opened(path)) as file:
+        for batch in _batches(chance, time.time() - MONTH_S, requests, MONTH_S / requests, LARGE):
+            file.write(batch, {})
+
+
+def _writes(args: argparse.Namespace) -> int:
+    if args.busy:
+        threading.Thread(target=_spin, daemon=True).start()
+    for size in BATCHES:
+        with tempfile.TemporaryDirectory(prefix="bench-ledger-") as name:
+            path, chance = Path(name) / "usage.db", random.Random(1)  # noqa: S311
+            cpu_s = wall_s = written = 0.0
+            with contextlib.closing(_opened(path)) as file:
+                # A batch each 0.1 s.
+                for batch in _batches(chance, time.time(), args.requests, 0.1 / size, size):
+                    before, cpu, began = _written(), time.thread_time(), time.monotonic()
+                    file.write(batch, {})
+                    cpu_s += time.thread_time() - cpu
+                    wall_s += time.monotonic() - began
+                    written += _written() - before
+            print(
+                f"batches of {size}: {cpu_s / args.requests * 1e6:.1f} us of CPU time a request, "
+                f"{wall_s / args.requests * 1e6:.1f} us, {written / args.requests:.0f} bytes written, "
+                f"{path.stat().st_size / args.requests:.0f} bytes in the file"
+            )
+    return 0
+
+
+def _spin() -> None:
+    while True:
+        sum(range(200))
+
+
+def _written() -> int:
+    """Bytes that this process gave to write(2)."""
+    fields = dict(line.split(": ") for line in (PROC / "self" / "io").read_text().splitlines())
+    return int(fields["wchar"])
+
+
+def _opened(path: Path) -> LedgerFile:
+    return LedgerFile(path, "UTC", lambda at: int(at // 3600 * 3600), time.time())
 
 
 def _batches(
-    chance: random.Random, begin: float, requests: int, per_second: int
+    chance: random.Random, begin: float, requests: int, apart_s: float, size: int
 ) -> Iterator[list[EndedRequest]]:
     weights = [1 / (rank + 1) for rank in range(KEYS)]
-    batches = requests // per_second
-    for number in range(batches):
-        at = begin + number * MONTH_S / batches
-        keys = chance.choices(range(KEYS), weights, k=per_second)
-        yield [_entry(chance, at + place / per_second, key) for place, key in enumerate(keys)]
+    for first in range(0, requests, size):
+        numbers = range(first, min(first + size, requests))
+        keys = chance.choices(range(KEYS), weights, k=len(numbers))
+        yield [
+            _entry(chance, begin + number * apart_s, key) for number, key in zip(numbers, keys, strict=True)
+        ]
 
 
 def _entry(chance: random.Random, at: float, key: int) -> EndedRequest:

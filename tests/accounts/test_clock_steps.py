@@ -22,7 +22,8 @@ from launcher.accounts.audit_verify import verify
 from launcher.accounts.budgets import Budgets, NoSums, Past, Reservation, Rules
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.request_rows import entries
 from launcher.accounts.spending import KEPT_S, Spent, SpentElsewhere
 from launcher.accounts.spent_file import SpentFile
 from launcher.base.clock import BELIEVED_S

@@ -24,8 +24,9 @@ from launcher.accounts import ledger as module
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_file import LEDGER, entries, open_reader
+from launcher.accounts.ledger_file import LEDGER, open_reader, open_sums
 from launcher.accounts.report_values import Question
+from launcher.accounts.request_rows import entries
 from launcher.accounts.usage_report import report
 from launcher.base import writer
 from launcher.base.clock import SETTLED_S, Clock
@@ -55,7 +56,7 @@ def record(ledger: Ledger, count: int = 1) -> None:
 
 def recorded(path: Path) -> int:
     """Entries of a whole ledger, whose sums agree with them."""
-    with closing(open_reader(path)) as reader:
+    with closing(open_sums(path)) as reader:
         assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         found = len(list(entries(reader, 0, 2 * NOW)))
         [summed] = reader.execute("SELECT sum(requests) FROM hourly WHERE dimension = 'all'").fetchone()
@@ -233,6 +234,10 @@ def test_a_second_ledger_waits_until_the_first_ends(path: Path) -> None:
         EndedRequest(ended_at=NOW, request_id="\ud800"),
         EndedRequest(ended_at=NOW, request_id="", key=None),  # type: ignore[arg-type]
         EndedRequest(ended_at=NOW, request_id="", prompt_tokens=2**64),
+        EndedRequest(ended_at=NOW, request_id="", prompt_tokens="many"),  # type: ignore[arg-type]
+        EndedRequest(ended_at=float("inf"), request_id=""),
+        EndedRequest(ended_at=NOW, request_id="", duration_s=float("inf")),
+        EndedRequest(ended_at=NOW, request_id="", slot="a"),  # type: ignore[arg-type]
     ],
 )
 def test_an_entry_that_no_file_can_take_takes_no_other_with_it(

@@ -13,9 +13,10 @@ import pytest
 
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import LedgerFile, entries, move_aside, open_reader
+from launcher.accounts.ledger_file import LedgerFile, move_aside, open_reader, open_sums
+from launcher.accounts.request_rows import entries
 from launcher.base import database
-from launcher.base.database import MODE, is_proven
+from launcher.base.database import MODE, is_proven, parts
 from launcher.base.errors import LauncherError
 
 NOW = 1_700_000_000.0
@@ -45,7 +46,7 @@ def test_a_batch_is_read_while_the_file_is_open(file: LedgerFile) -> None:
     batch = made(3)
     file.write(batch, {("joules", 0, "0"): 1.5})
     file.write([], {("joules", 0, "0"): 2.0})
-    with closing(open_reader(file.path)) as reader:
+    with closing(open_sums(file.path)) as reader:
         assert list(entries(reader, 0, 2 * NOW)) == batch
         assert reader.execute("SELECT name, requests FROM hourly WHERE dimension = 'key'").fetchall() == [
             ("a", 3)
@@ -57,7 +58,7 @@ def test_a_batch_is_read_while_the_file_is_open(file: LedgerFile) -> None:
 
 def test_hundreds_of_names_take_several_statements(file: LedgerFile) -> None:
     file.write([EndedRequest(ended_at=NOW, request_id="", key=f"key {number}") for number in range(333)], {})
-    with closing(open_reader(file.path)) as reader:
+    with closing(open_sums(file.path)) as reader:
         assert reader.execute("SELECT count(*) FROM hourly WHERE dimension = 'key'").fetchone() == (333,)
 
 
@@ -67,6 +68,7 @@ def test_all_of_a_batch_or_nothing(file: LedgerFile) -> None:
     with closing(open_reader(file.path)) as reader:
         assert not list(entries(reader, 0, 2 * NOW))
         assert reader.execute("SELECT count(*) FROM hourly").fetchone() == (0,)
+        assert reader.execute("SELECT count(*) FROM request_kind").fetchone() == (0,)
 
 
 def test_its_group_may_read_it(file: LedgerFile) -> None:
@@ -114,10 +116,12 @@ def test_another_zone_is_entered(tmp_path: Path) -> None:
 def test_old_entries_are_deleted_step_by_step_and_their_space_given_back(
     file: LedgerFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ledger_file, "_DELETED", 10)
+    monkeypatch.setattr(ledger_file, "_DELETED", 9_000)
     monkeypatch.setattr(database, "_UNUSED_PAGES", 10)
     batch = [
-        EndedRequest(ended_at=NOW, request_id=str(number) * 9, path=f"{number * 7919:x}")
+        EndedRequest(
+            ended_at=NOW, request_id=str(number) * 9, path="/v1/chat/completions", prompt_tokens=number
+        )
         for number in range(2000)
     ]
     for _ in range(25):
@@ -132,6 +136,74 @@ def test_old_entries_are_deleted_step_by_step_and_their_space_given_back(
         assert len(list(entries(reader, 0, 2 * NOW))) == 5
         assert reader.execute("SELECT requests FROM hourly WHERE dimension = 'all'").fetchone() == (50_005,)
     assert pages(file.path) < before / 4
+
+
+def hourly(path: Path) -> list[tuple[str, int]]:
+    """Requests by key, as the table has them."""
+    with closing(open_reader(path)) as reader:
+        return reader.execute(
+            "SELECT name, requests FROM hourly WHERE dimension = 'key' ORDER BY 1"
+        ).fetchall()
+
+
+def summed(path: Path) -> list[tuple[str, int]]:
+    """The same, as readers of sums see it."""
+    with closing(open_sums(path)) as reader:
+        query = "SELECT name, sum(requests) FROM hourly WHERE dimension = 'key' GROUP BY 1 ORDER BY 1"
+        return reader.execute(query).fetchall()
+
+
+def test_requests_wait_for_their_sums_and_every_reader_adds_them(
+    file: LedgerFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write(made(3), {})
+    file.write(made(2), {})
+    assert (hourly(file.path), summed(file.path)) == ([], [("a", 5)])
+    monkeypatch.setattr(ledger_file, "_FOLD_ROWS", 7)
+    file.write(made(2), {})
+    assert hourly(file.path) == summed(file.path) == [("a", 7)]
+    file.write(made(1), {})
+    assert (hourly(file.path), summed(file.path)) == ([("a", 7)], [("a", 8)])
+    monkeypatch.setattr(ledger_file, "_FOLD_S", 0.0)
+    file.write([], {})
+    assert hourly(file.path) == summed(file.path) == [("a", 8)]
+
+
+def test_what_a_killed_daemon_did_not_sum_up_is_summed_up_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    with closing(opened(path)) as file:
+        file.write(made(5), {})
+        left = {part: part.read_bytes() for part in parts(path)}
+    for part, content in left.items():
+        part.write_bytes(content)
+    assert (hourly(path), summed(path)) == ([], [("a", 5)])
+    for _ in range(2):
+        opened(path).close()
+        assert hourly(path) == summed(path) == [("a", 5)]
+
+
+def test_requests_that_are_deleted_leave_no_id_to_later_ones(file: LedgerFile) -> None:
+    """Else a later one would count as summed up."""
+    file.write(made(5), {})
+    assert file.prune(2 * NOW)
+    file.close()
+    with closing(opened(file.path)) as again:
+        again.write(made(2), {})
+        assert summed(file.path) == [("a", 7)]
+        with closing(open_reader(file.path)) as reader:
+            assert reader.execute("SELECT id FROM request").fetchall() == [(6,), (7,)]
+
+
+def test_after_an_error_nothing_is_summed_up_that_is_not_there(file: LedgerFile) -> None:
+    file.write(made(5), {})
+    with pytest.raises(sqlite3.Error):
+        file.write(made(3), {("joules", 0, "0"): None})  # type: ignore[dict-item]
+    file.close()
+    with closing(opened(file.path)) as again, pytest.raises(ZeroDivisionError), again.database.transaction():  # noqa: PT012
+        again.write(made(4), {})
+        raise ZeroDivisionError  # of another table's owner
+    opened(file.path).close()
+    assert hourly(file.path) == summed(file.path) == [("a", 5)]
 
 
 def pages(path: Path) -> int:

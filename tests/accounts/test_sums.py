@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +14,10 @@ from hypothesis import strategies as st
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, merged
-from launcher.accounts.sums import DIMENSIONS, HISTOGRAMS, INTEGERS, OUTCOMES, SECONDS, Columns, Sums
+from launcher.accounts.ledger_file import LEDGER
+from launcher.accounts.request_rows import Kinds, rows_of
+from launcher.accounts.sums import DIMENSIONS, HISTOGRAMS, INTEGERS, OUTCOMES, SECONDS, Sums
+from launcher.base.database import migrate
 
 BEGIN = 1_700_000_000 // 3600 * 3600
 COLUMNS = ("dimension", "hour", "name", *INTEGERS, *SECONDS, *HISTOGRAMS)
@@ -59,19 +65,25 @@ def of(part: list[EndedRequest]) -> dict[str, Any]:
         "prompt_tokens": total(e.prompt_tokens for e in part), "cached_tokens": total(e.cached_tokens for e in part),
         "output_tokens": total(e.output_tokens for e in part), "picos": total(e.picos for e in part),
         "overflow_picos": total(e.picos for e in part if e.overflow),
-        "queued_s": sum(e.queued_s or 0.0 for e in part),
         "decode_s": sum(e.duration_s - e.first_byte_s for e in part if e.first_byte_s is not None and is_split(e)),
         "prefill_s": sum(
             (e.duration_s if e.first_byte_s is None else e.first_byte_s) - e.queued_s
             for e in part if e.queued_s is not None and is_split(e)
         ),
-        "queued": counts_of([e.queued_s for e in part if e.queued_s is not None]).tolist(),
         "first_byte": counts_of(
             [e.first_byte_s for e in part
              if e.first_byte_s is not None and e.outcome in ("completed", "client_aborted")]
         ).tolist(),
         "duration": counts_of([e.duration_s for e in part if e.outcome == "completed"]).tolist(),
     }  # fmt: skip
+
+
+@cache
+def made() -> sqlite3.Connection:
+    """A ledger of its own; it keeps the kinds of all examples."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    migrate(LEDGER, connection, Path(":memory:"))
+    return connection
 
 
 class Rows:
@@ -101,9 +113,10 @@ class Rows:
 def test_batches_sum_up_as_one_by_one(batches: list[list[EndedRequest]], restart: bool) -> None:
     """Also where a daemon that starts finds rows of the hour, and where entries of an earlier hour come late."""
     rows = Rows()
+    kinds = Kinds(made())
     sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
     for batch in batches:
-        rows.put(sums.add(Columns.of(batch)))
+        rows.put(sums.add(rows_of(batch, 1, kinds), kinds.by_id))
         if restart:
             sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)
     found, wanted = rows.read(), one_by_one([entry for batch in batches for entry in batch])

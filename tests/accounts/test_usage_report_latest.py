@@ -84,24 +84,12 @@ def test_a_ledger_without_entries(tmp_path: Path) -> None:
 
 def test_a_broken_batch(ledger: LedgerFile) -> None:
     with ledger.changed() as file:
-        file.execute("UPDATE entries SET data = x'00'")
+        file.execute("UPDATE request SET duration_s = x'00'")
     with pytest.raises(LauncherError, match="cannot read the usage ledger"):
         asked(ledger)
 
 
-def test_a_search_that_takes_too_long_ends(ledger: LedgerFile) -> None:
-    found = latest_requests(
-        ledger.path, Question(since="1h", key="nobody"), 50, NOW + 0.5, "EUR", within_s=-1.0
-    )
-    assert (found.requests, found.left_out) == ((), "search")
-
-
 def test_one_request_is_found_by_its_id(ledger: LedgerFile) -> None:
-    assert find_request(ledger.path, "r9") == (OVERFLOWED, None)
-    assert find_request(ledger.path, "r7200") == (entry(7200), None)
-    assert find_request(ledger.path, "never") == (None, None)
-
-
-def test_a_search_for_one_request_ends(ledger: LedgerFile) -> None:
-    found, back_to = find_request(ledger.path, "never", within_s=-1.0)
-    assert (found, back_to) == (None, NOW - 9)
+    assert find_request(ledger.path, "r9") == OVERFLOWED
+    assert find_request(ledger.path, "r7200") == entry(7200)
+    assert find_request(ledger.path, "never") is None

@@ -123,9 +123,11 @@ def test_one_transaction_spans_the_tables_of_several_owners(tmp_path: Path) -> N
         with file.transaction():
             file.insert("INSERT INTO letter VALUES", [(str(number),) for number in range(120)])
             parcel(500)
+        assert not file.failed
         with pytest.raises(sqlite3.IntegrityError), file.transaction():  # noqa: PT012
             file.insert("INSERT INTO letter VALUES", [("lost",)])
             parcel(None)
+        assert file.failed
     with closing(open_reader(POST, path)) as reader:
         assert reader.execute("SELECT count(*) FROM letter").fetchone() == (120,)
         assert reader.execute("SELECT grams FROM parcel").fetchall() == [(500,)]

@@ -13,7 +13,8 @@ from typing import Any
 from chaos.clients import Result
 from launcher.accounts.audit_verify import verify
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.ledger_file import open_sums
+from launcher.accounts.request_rows import entries
 from launcher.base.errors import LauncherError
 
 KINDS = ("prompt", "cached_prompt", "output")
@@ -27,7 +28,7 @@ class Books:
     """The ledger's file as it is now."""
 
     def __init__(self, ledger: Path) -> None:
-        reader = open_reader(ledger)
+        reader = open_sums(ledger)
         try:
             self.entries = list(entries(reader, 0.0, time.time() + 3600))
             columns = "sum(requests), sum(prompt_tokens), sum(cached_tokens), sum(output_tokens)"

@@ -14,7 +14,8 @@ from support.deployments import made
 from support.fakes import until
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.request_rows import entries
 from launcher.base.errors import LauncherError
 from launcher.base.money import PICOS
 from launcher.daemon import accounts as module

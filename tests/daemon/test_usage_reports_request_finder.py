@@ -23,16 +23,15 @@ class Known:
     memory: list[str] = field(default_factory=list)
     ledger: list[str] = field(default_factory=list)
     complete_since: float | None = None
-    back_to: float | None = None
     broken: bool = False
 
     def timeline(self, request_id: str) -> Timeline | None:
         return timeline_of(entry(request_id)) if request_id in self.memory else None
 
-    async def request(self, request_id: str) -> tuple[EndedRequest | None, float | None]:
+    async def request(self, request_id: str) -> EndedRequest | None:
         if self.broken:
             raise LauncherError("cannot report usage: the daemon keeps no usage ledger", "x")
-        return (entry(request_id), None) if request_id in self.ledger else (None, self.back_to)
+        return entry(request_id) if request_id in self.ledger else None
 
     async def find(self, request_id: str) -> Timeline:
         return await RequestFinder(self, self, 400.0, lambda: 1000.0).find(request_id)
@@ -60,7 +59,6 @@ async def test_the_id_of_a_response_is_known_by_its_request() -> None:
             "memory has all requests that ended in the last 60 s, and for longer",
         ),
         (Known(broken=True), "cannot report usage: the daemon keeps no usage ledger"),
-        (Known(back_to=0.0), "earlier entries were not searched"),
     ],
 )
 async def test_an_unknown_id_is_told_how_long_requests_are_kept(known: Known, said: str) -> None:

@@ -25,7 +25,8 @@ from support.keys import new_key
 from support.ports import free_port
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.request_rows import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 

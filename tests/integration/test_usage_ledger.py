@@ -19,7 +19,8 @@ import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 from launcher.accounts.latency import merged
-from launcher.accounts.ledger_file import entries, open_reader
+from launcher.accounts.ledger_file import open_reader, open_sums
+from launcher.accounts.request_rows import entries
 from launcher.accounts.sums import DIMENSIONS, INTEGERS
 from launcher.base.database import NoDataError
 
@@ -32,8 +33,7 @@ SLACK_S = 10.0
 
 def whole(path: Path) -> list[Any]:
     """The entries of a ledger that is intact, and whose hourly sums are theirs."""
-    with closing(open_reader(path)) as reader:
-        reader.execute("BEGIN")  # what is entered meanwhile is in all of it or in none
+    with closing(open_sums(path)) as reader:
         assert reader.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         found = list(entries(reader, 0, FOREVER))
         for dimension in DIMENSIONS:

@@ -9,18 +9,18 @@ import asyncio
 import json
 import re
 import time
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledger_file import LedgerFile
 from support.plain_engine import CHAT
 from support.proxy_under_test import Build, ProxyUnderTest, until
 from support.scripted_engine import DONE, Call, Script
 
+from launcher.accounts.ledger_file import LedgerFile
 from launcher.accounts.report_values import UsageRow
-from launcher.accounts.sums import Columns, Sums
 from launcher.accounts.usage_report import Question, report
 from launcher.base.money import PICOS, token_prices
 
@@ -165,12 +165,8 @@ async def ask(proxy: ProxyUnderTest, behaviour: Behaviour) -> Seen:
 
 def usage_of(proxy: ProxyUnderTest, path: Path) -> UsageRow:
     """What `usage` says of the entries of this run."""
-    file = LedgerFile(path)
-    sums = Sums(lambda at: int(at // 3600 * 3600), lambda _dimension, _hour: [])
-    rows = sums.add(Columns.of(proxy.entries))
-    with file.changed() as ledger:
-        marks = ", ".join("?" * len(rows[0]))
-        ledger.executemany(f"INSERT INTO hourly VALUES ({marks})", rows)  # noqa: S608  marks alone
+    with closing(LedgerFile(path, "UTC", lambda at: int(at // 3600 * 3600), time.time())) as file:
+        file.write(proxy.entries, {})
     return report(path, Question(since="2d"), time.time(), "USD").total
 
 
