@@ -7,7 +7,7 @@ the key spent on other hosts counts like what it spent here, until the period en
 has spent what it had. After the clock was set, a period goes on until the ledger was read again (`reading`, `learn`):
 launcher.base.clock.
 
-Pure: the clock and the file of sums come in as arguments. Owned by the event loop.
+Pure: the clock and the stored sums come in as arguments. Owned by the event loop.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ _SHARES: Final = (ALMOST, 100)
 
 
 class StoredSum(Protocol):
-    """A slot of spent_file."""
+    """A slot of launcher.accounts.spent_sums."""
 
     def amount(self, begin: int, /) -> int | None: ...
     def store(self, begin: int, amount: int, /) -> None: ...
@@ -128,7 +128,7 @@ class BudgetState:
 
 
 class NoSums:
-    """Where there is no file of sums."""
+    """Where no ledger is kept."""
 
     def __init__(self, _kind: str, _name: str, _unit: str) -> None: ...
 
@@ -166,7 +166,7 @@ class Account:
     carried: int = 0  # since the begin of the period before the clock was set, while that counts
     elsewhere: int = 0  # on other hosts, the most that was reported since nothing before counts
     told: int = 0  # the most that was reported of this period
-    known: bool = True  # False: neither the ledger nor the file of sums says what was spent before
+    known: bool = True  # False: neither the ledger nor a stored sum says what was spent before
     tell_at: float = 0  # the amount at which an event is logged
     reserved: Spent = NOTHING  # by running requests
 
@@ -230,7 +230,7 @@ class Reservation:
 
 
 class Budgets:
-    """The budgets of all keys. `stored`: the slot of a kind, name and unit in the file of sums."""
+    """The budgets of all keys. `stored`: the slot of a kind, name and unit."""
 
     def __init__(
         self,
@@ -273,6 +273,9 @@ class Budgets:
         self._spending.merge(read, self._since)
         self._read_steps = now.steps
         for account in self._accounts.values():
+            # The sums are read together with the ledger.
+            account.told = max(account.told, account.elsewhere_slot.amount(account.begin) or 0)
+            account.elsewhere = max(account.elsewhere, account.told)
             self._begin(account, now)
             if again and account.known:
                 account.slot.store(account.begin, account.spent)

@@ -15,7 +15,9 @@ from launcher.accounts.ledger_file import LOST, DamagedLedgerError, LedgerFile, 
 from launcher.accounts.ledger_file import check as damage_of
 from launcher.accounts.report_values import hour_begin, zone_of
 from launcher.accounts.request_rows import usable as check
-from launcher.base.clock import Clock
+from launcher.accounts.spent_before import Before, Question, read_before
+from launcher.accounts.spent_sums import SpentSums
+from launcher.base.clock import Clock, Moment, store_reading
 from launcher.base.database import is_damage, is_proven
 from launcher.base.errors import LauncherError, reason
 from launcher.base.writer import Problem, Sink
@@ -24,7 +26,7 @@ from launcher.config.schema import Usage
 log = logging.getLogger("launcher.usage")
 
 # Between two batches: SIGKILL loses what has waited for less.
-BATCH_S: Final = 1.0
+BATCH_S: Final = 0.1
 # While the file cannot be written; some 60 MB. What comes after is lost, and counted.
 MOST_WAITING: Final = 100_000
 # Entries of one transaction: Python's lock is held for a few milliseconds at a time.
@@ -32,6 +34,8 @@ _SLICE: Final = 2_000
 # Of one turn, so that a backlog does not take the event loop's time for seconds.
 _SLICES: Final = 10
 _PRUNE_S: Final = 60.0
+# Between two stores of the clock's reading. After SIGKILL and a longer time small steps are hidden (launcher.base.clock).
+_CLOCK_S: Final = 600.0
 _DAY_S: Final = 86_400
 # What a batch raises whose entries cannot be encoded, summed up or bound to a statement: another try would fail as well.
 _UNUSABLE: Final = (
@@ -39,6 +43,11 @@ _UNUSABLE: Final = (
 )  # fmt: skip
 
 Sample = tuple[float, str, str, float]  # Unix time, what, name, amount
+
+
+def clock_path(ledger: Path) -> Path:
+    """Where the clock's last reading is, for the daemon's next process."""
+    return ledger.with_name(f"{ledger.name}.clock")
 
 
 class Ledger(Sink[EndedRequest]):
@@ -57,13 +66,22 @@ class Ledger(Sink[EndedRequest]):
         """Where a broken file of the ledger has been moved to since the start."""
         self.file_bytes = 0
         self._clock = clock or Clock()
+        self.spent = SpentSums()
+        """Of budgets and caps, in the same file."""
+        self._clock_path = clock_path(path)
+        self._clock_stored: Moment | None = None
+        self._clock_told = False
         self._zone = settings.zone
         self._hour_of = partial(hour_begin, zone=zone_of(settings.zone))
+        self._question: Question | None = None
+        self._before: Before | None = None
         self._keep_s = settings.keep_days * _DAY_S
         self._samples: list[Sample] = []
         self._file: LedgerFile | None = None
+        self._unsummed: list[EndedRequest] = []
+        """Of the file before, which may prove to be damaged."""
         self._prune_at = 0.0
-        self._suspected = False
+        self._suspected = self._read_damage = False
         self._unusable = 0
         self._told_lost = 0
         """Of `lost`, how many the file tells of, or will."""
@@ -83,6 +101,18 @@ class Ledger(Sink[EndedRequest]):
         """Entries that could not be written, or were too many to wait in memory."""
         return self.refused + self._unusable
 
+    def read(self, question: Question, within_s: float) -> Before:
+        """What was spent before, as far as the file tells within that time. Blocks: not for the event loop."""
+        self._before, self._question = None, question
+        self.flush(within_s)
+        problem = self.problem
+        why = "its disk does not answer" if problem is None else problem.text
+        unknown = Before.unknown(question.now.wall, question.endpoints, why)
+        return self._answered(unknown)
+
+    def _answered(self, unknown: Before) -> Before:
+        return unknown if self._before is None else self._before
+
     def suspect(self) -> None:
         """What was read of the file is damaged: it is checked in the next turn, and moved aside where that is so."""
         self._suspected = True
@@ -90,6 +120,13 @@ class Ledger(Sink[EndedRequest]):
     # --- the thread's side ---------------------------------------------------------------------------
 
     def write(self) -> Problem | None:
+        self._store_clock(_CLOCK_S)
+        try:
+            return self._write()
+        finally:
+            self._answer()
+
+    def _write(self) -> Problem | None:
         if self.refused and not self._told_lost:
             log.error("usage ledger: entries are lost, %d so far", self.refused)
         self._count_lost()
@@ -115,7 +152,33 @@ class Ledger(Sink[EndedRequest]):
         try:
             return super().end(until)
         finally:
+            self._store_clock(0.0)
             self._close()
+
+    def _answer(self) -> None:
+        """What `read` waits for; also while the file can be read, but not written."""
+        question, self._question = self._question, None
+        if question is None:
+            return
+        self._before = before = read_before(self.path, zone_of(self._zone), question)
+        if before.keys.damaged and not self._read_damage:
+            self._suspected = True
+        self._read_damage = before.keys.damaged
+
+    def _store_clock(self, every_s: float) -> None:
+        now, last = self._clock.now(), self._clock_stored
+        if last is not None and now.steps == last.steps and now.steady - last.steady < every_s:
+            return
+        self._clock_stored = now
+        try:
+            store_reading(self._clock_path, self._clock.reading)
+        except OSError as error:
+            if not self._clock_told:
+                log.warning(
+                    "cannot store the clock's reading in '%s': %s; after a restart nobody knows whether it was set",
+                    self._clock_path, reason(error),
+                )  # fmt: skip
+            self._clock_told = True
 
     def _damage(self) -> str:
         """What is damaged in the file, which must be closed; "" for nothing, and where it cannot be read."""
@@ -129,13 +192,14 @@ class Ledger(Sink[EndedRequest]):
             log.error("usage ledger '%s' was removed by somebody; a new one begins", self.path)
             self._close()
         if self._file is None:
-            self._file = LedgerFile(self.path, self._zone, self._hour_of, self._clock.wall())
+            self._file = LedgerFile(self.path, self._zone, self._hour_of, self._clock.wall(), self.spent)
+            self._unsummed = []
         return self._file
 
     def _write_slice(self, file: LedgerFile) -> bool:
         """Whether there may be more to write."""
         batch, samples = self.take(_SLICE), self._samples[:_SLICE]
-        if not batch and not samples and not self._lost_in:
+        if not (batch or samples or self._lost_in or self.spent.waiting):
             return False
         try:
             file.write(batch, self._metered(samples))
@@ -186,6 +250,7 @@ class Ledger(Sink[EndedRequest]):
 
     def _move_aside(self, damage: str) -> Problem:
         path = self.path
+        self.spent.rescue(path)
         try:
             moved = move_aside(path, self._clock.wall())
         except LauncherError as refused:
@@ -196,6 +261,9 @@ class Ledger(Sink[EndedRequest]):
                 reason(error), text, f"move it away, or let the daemon's user write in '{path.parent}'"
             )
         self.moved_to = moved
+        self.recorded -= len(self._unsummed)
+        self.done([*self._unsummed, *self._taken])
+        self._unsummed = []
         return Problem(
             damage,
             f"{self.title} was broken: {damage}",
@@ -224,6 +292,7 @@ class Ledger(Sink[EndedRequest]):
     def _close(self) -> None:
         file, self._file = self._file, None
         if file is not None:
+            self._unsummed = file.unsummed
             try:
                 file.close()
             except sqlite3.Error as error:

@@ -20,6 +20,7 @@ from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import merged_by
 from launcher.accounts.report_values import hour_begin, zone_of
 from launcher.accounts.request_rows import INSERT, REQUESTS, Kinds, rows_after, rows_of
+from launcher.accounts.spent_sums import SPENT, SpentSums
 from launcher.accounts.sums import (
     HISTOGRAMS,
     HOURLY,
@@ -125,7 +126,7 @@ LEDGER: Final = FileKind(
     noun="usage ledger",
     # "numa"
     application=0x6E756D61,
-    tables=(Tables((_TABLES,), _check_rows), REQUESTS),
+    tables=(Tables((_TABLES,), _check_rows), REQUESTS, SPENT),
     damaged=DamagedLedgerError,
     rename="name another file in [usage] path",
     choose="name another file with --file",
@@ -138,12 +139,17 @@ class LedgerFile:
     """Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written. After an
     error it must be closed."""
 
-    def __init__(self, path: Path, zone: str, hour_of: HourOf, now: float) -> None:
+    def __init__(
+        self, path: Path, zone: str, hour_of: HourOf, now: float, spent: SpentSums | None = None
+    ) -> None:
         self.path = path
+        self._spent = SpentSums() if spent is None else spent
         self.database = Database(LEDGER, path)
         self._connection = connection = self.database.connection
         self._kinds = Kinds(connection)
         self._sums = Sums(hour_of, self._stored)
+        self.unsummed: list[EndedRequest] = []
+        """Of this process: written, and not in the hourly sums yet. They are lost with a file whose sums are damaged."""
         # Rows of `request` that the hourly sums lack.
         self._unsummed: list[tuple[Any, ...]] = []
         self._folded_at = time.monotonic()
@@ -162,6 +168,7 @@ class LedgerFile:
                 for number, kind in kinds.items():
                     self._kinds.learn(number, kind)
                 self._fold()
+                self._spent.opened(connection)
                 # Damage of the sums is found before a request is entered.
                 self._sums.read(hour_of(now))
         except BaseException:
@@ -190,6 +197,7 @@ class LedgerFile:
     def write(self, batch: Sequence[EndedRequest], metered: Metered) -> None:
         """All of it or nothing."""
         with self._transaction():
+            self._spent.write(self.database)
             rows = rows_of(batch, self._last + 1, self._kinds)
             self.database.insert(INSERT, rows)
             self._last += len(rows)
@@ -201,6 +209,7 @@ class LedgerFile:
                 [(*key, amount) for key, amount in metered.items()],
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
             )
+        self.unsummed = [*self.unsummed, *batch] if self._unsummed else []
 
     def prune(self, before: float) -> bool:
         """Delete some of the requests that ended before; whether there may be more of them."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -83,6 +84,16 @@ async def persist(work: Work[T], failures: Failures) -> T:
             failures.end()
             return found
         await asyncio.sleep(RETRY_S)
+
+
+def within(seconds: float, work: Callable[[], T]) -> T | None:
+    """The result of blocking work, such as a read of a disk that may hang; None where it has none in that time, or raised.
+    The thread goes on, and ends with the process."""
+    found: list[T] = []
+    thread = threading.Thread(target=lambda: found.append(work()), name="within", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return found[0] if found else None
 
 
 class Running:

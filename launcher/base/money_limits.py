@@ -69,6 +69,12 @@ class DailyCap:
         """When the day ends."""
         return self._day.end
 
+    def start(self, spent: int) -> None:
+        """What requests had cost before a restart, on this day."""
+        self._dated += spent
+        self.known = True
+        self._store()
+
     def next_day(self, now: Moment) -> bool:
         """Begin another day where it is time to; True: what was spent before does not count any longer. After the clock was
         set, none begins before `learn`."""

@@ -74,7 +74,7 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
     from launcher.accounts.budgets import Budgets, NoSums, rules_of  # noqa: PLC0415  heavy
     from launcher.accounts.report_values import zone_of  # noqa: PLC0415  heavy
-    from launcher.accounts.spent_file import read_past  # noqa: PLC0415  heavy
+    from launcher.accounts.spent_before import read_past  # noqa: PLC0415  heavy
     from launcher.base.clock import Clock  # noqa: PLC0415  heavy
 
     config = config_of(args)

@@ -9,22 +9,23 @@ import os
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from math import inf
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
 import launcher
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_chain import ControlEntry
-from launcher.accounts.budgets import Budgets, NoSums, Past, StoredSum, rules_of
+from launcher.accounts.budgets import Budgets, NoSums, Past, rules_of
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.exporter import FLUSH_S, Exporter
-from launcher.accounts.ledger import Ledger
+from launcher.accounts.ledger import Ledger, clock_path
 from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
-from launcher.accounts.spent_file import SpentFile, make_caps, read_again, read_past
-from launcher.base.clock import Clock, Moment, load_reading, store_reading
-from launcher.base.errors import LauncherError, reason
+from launcher.accounts.spent_before import Before, Question, Slots, begin_caps, make_caps
+from launcher.base.background import within
+from launcher.base.clock import Clock, Moment, load_reading
+from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
 from launcher.base.writer import Writer
@@ -45,8 +46,6 @@ STOP_S: Final = 10.0
 READ_AGAIN_S: Final = 10.0
 # Between two looks whether the clock was set.
 LOOK_S: Final = 1.0
-# Between two stores of the clock's reading. After SIGKILL and a longer time small steps are hidden (launcher.base.clock).
-STORE_S: Final = 600.0
 # Between two additions of the slots' ready and busy seconds to the ledger; SIGKILL loses those of so long.
 METER_S: Final = 5.0
 
@@ -61,7 +60,6 @@ class Occupied(Protocol):
     def busy_s(self) -> float: ...
 
 
-Stored = Callable[[str, str, str], StoredSum]
 Occupancy = Callable[[], Mapping[int, Occupied]]
 
 
@@ -75,30 +73,32 @@ class Accounts:
         """None where [usage] disables it, and for a user without a state folder."""
         self._no_ledger = ""
         path: Path | None = None
-        try:
-            path = _path(config.usage, environ)
-        except LauncherError as error:
-            if any(endpoint.max_per_day is not None for endpoint in config.proxy.overflow):
-                raise
-            if config.usage.enabled:
+        if config.usage.enabled:
+            try:
+                path = _path(config.usage, environ)
+            except LauncherError as error:
+                if any(endpoint.max_per_day is not None for endpoint in config.proxy.overflow):
+                    raise
                 self._no_ledger = f"cannot keep the usage ledger: {error.message}; set [usage] path"
-        self._path = path
-        self._clock_path: Path | None = None
-        if config.usage.enabled and path is not None:
-            self._clock_path = path.with_name(f"{path.name}.clock")
-        last = None if self._clock_path is None else load_reading(self._clock_path)
-        self.clock = clock = clock or Clock(last=last)
-        self._zone = zone_of(config.usage.zone)
-        stored = NoSums if path is None else SpentFile(path.with_name(f"{path.name}.spent")).slot
-        kept = config.usage.enabled and path is not None
-        self.budgets = Budgets(rules_of(config)._replace(enabled=kept), self._zone, clock, stored)
-        caps = {} if path is None else self._caps(config, path, stored)
+        if clock is None:
+            last = None if path is None else within(START_S, partial(load_reading, clock_path(path)))
+            clock = Clock(last=last)
+        self.clock = clock
+        self._allow_unknown = config.usage.when_unknown == "allow"
+        self._stored: Slots = NoSums
+        if path is not None:
+            self.ledger = Ledger(config.usage, path, clock)
+            self._stored = self.ledger.spent.slot
+        zone = zone_of(config.usage.zone)
+        self.budgets = Budgets(rules_of(config)._replace(enabled=path is not None), zone, clock, self._stored)
+        self._caps: dict[str, DailyCap] = {}
+        if path is not None:
+            now, currency = clock.now(), config.cost.currency
+            self._caps = make_caps(config.proxy.overflow, zone, now, self._stored, currency)
         self.accounting = Accounting(
-            caps=caps, prices=self.budgets.rules.price, budgets=self.budgets, clock=clock
+            caps=self._caps, prices=self.budgets.rules.price, budgets=self.budgets, clock=clock
         )
         """What the proxy tells of, and asks."""
-        if config.usage.enabled and path is not None:
-            self.ledger = Ledger(config.usage, path, clock)
         folder = None if config.audit.path is None else Path(config.audit.path).absolute()
         self._audit = (
             None if folder is None else AuditTrail(folder, config.audit, launcher.__version__, clock)
@@ -110,18 +110,6 @@ class Accounts:
         self.accounting = self._told(self.accounting, config)
         self._meter: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
-        # The last reading found damage, and the writer was told.
-        self._suspected = False
-        self._complained = False
-
-    def _caps(self, config: Config, path: Path, stored: Stored) -> dict[str, DailyCap]:
-        """Of overflow endpoints."""
-        if all(endpoint.max_per_day is None for endpoint in config.proxy.overflow):
-            return {}
-        return make_caps(
-            config.proxy.overflow, path, self._zone, self.clock.now(), stored,
-            currency=config.cost.currency, allow_unknown=config.usage.when_unknown == "allow",
-        )  # fmt: skip
 
     def _exporter(self, telemetry: Telemetry) -> Exporter | None:
         """Raises LauncherError for unusable headers in the environment."""
@@ -148,83 +136,56 @@ class Accounts:
         `occupancy`: of each slot."""
         if self._no_ledger:
             log.error("%s", self._no_ledger)
-        past, now = Past(), self.clock.now()
-        if self.ledger is not None and self._path is not None:
-            past = await asyncio.to_thread(read_past, self._path, self._zone, now.wall, now.steady)
-            self._suspected = past.damaged
-            if past.damaged:
-                self.ledger.suspect()
-        self.budgets.learn(past)
         self._disks.start()
         self._network.start()
         if self._audit is not None:  # the first line is on the disk, or could not be written
             await asyncio.to_thread(self._audit.flush, START_S)
+        before, now = Before(Past(), {}), self.clock.now()
+        if self.ledger is not None:
+            # Daily caps are those of the day that the clock was set from.
+            before = await self._before(self.ledger, now, now.steady)
+            begin_caps(self._caps, before, self._stored, allow_unknown=self._allow_unknown)
+        self.budgets.learn(before.keys)
         if self.ledger is not None:
             self._meter = asyncio.create_task(_meter(self.ledger, occupancy), name="usage meter")
-        if self._path is not None:
-            unread = past.unreadable
-            # Daily caps are those of the day that the clock was set from.
             read_at = now._replace(steps=now.steps - 1) if now.was_set else now
-            self._reading = asyncio.create_task(
-                self._read_again(self._path, read_at, unread), name="usage past"
-            )
+            again = self._read_again(self.ledger, read_at, before.keys.unreadable)
+            self._reading = asyncio.create_task(again, name="usage past")
 
-    async def _read_again(self, path: Path, read_at: Moment, unread: bool) -> None:
+    async def _before(self, ledger: Ledger, now: Moment, day_at: float) -> Before:
+        return await asyncio.to_thread(ledger.read, Question(now, day_at, tuple(self._caps)), START_S)
+
+    async def _read_again(self, ledger: Ledger, read_at: Moment, unread: bool) -> None:
         """Read the ledger once more where it could not be read, and each time the clock was set. `unread`: at `read_at`."""
-        stored = -inf
         while True:
             await asyncio.sleep(READ_AGAIN_S if unread else LOOK_S)
             now = self.clock.now()
             if unread or now.steps != read_at.steps:
-                unread = not await self._read(path, now)
-                read_at, stored = now, -inf
-            if now.steady - stored >= STORE_S:
-                await asyncio.to_thread(self._store_clock)
-                stored = now.steady
+                unread = not await self._read(ledger, now)
+                read_at = now
 
-    def _store_clock(self) -> None:
-        if self._clock_path is None:
-            return
-        try:
-            store_reading(self._clock_path, self.clock.reading)
-        except OSError as error:
-            if not self._complained:
-                log.warning(
-                    "cannot store the clock's reading in '%s': %s; after a restart nobody knows whether it was set",
-                    self._clock_path, reason(error),
-                )  # fmt: skip
-            self._complained = True
-
-    async def _read(self, path: Path, now: Moment) -> bool:
+    async def _read(self, ledger: Ledger, now: Moment) -> bool:
         """What budgets and caps have spent in the periods around `now`. False: another try may say more."""
-        caps = self.accounting.caps
         self.budgets.reading()
-        for cap in caps.values():
+        for cap in self._caps.values():
             cap.reading()
-        if self.ledger is not None and not await asyncio.to_thread(self.ledger.flush):
+        if not await asyncio.to_thread(ledger.flush):
             return False
-        past = Past()
-        if self.ledger is not None:
-            past = await asyncio.to_thread(read_past, path, self._zone, now.wall, now.steady)
-        found = await asyncio.to_thread(read_again, caps, path, self._zone, now.wall)
+        before = await self._before(ledger, now, now.wall)
         if self.clock.now().steps != now.steps:  # set meanwhile
             return False
-        if past.damaged and not self._suspected and self.ledger is not None:
-            self.ledger.suspect()
-        self._suspected = past.damaged
-        if not past.unreadable:
-            self.budgets.learn(past)
-        for name, spent in found.items():
-            caps[name].learn(spent, now)
-        return not past.unreadable and found.keys() == caps.keys()
+        if not before.keys.unreadable:
+            self.budgets.learn(before.keys)
+        known = {name: cost.picos for name, cost in before.endpoints.items() if cost.picos is not None}
+        for name, spent in known.items():
+            self._caps[name].learn(spent, now)
+        return not before.keys.unreadable and known.keys() == self._caps.keys()
 
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
         if self._reading is not None:
             self._reading.cancel()
             await asyncio.wait({self._reading})
-            self.clock.now()
-            await asyncio.to_thread(self._store_clock)
         if self._meter is not None:
             meter, self._meter = self._meter, None
             meter.cancel()

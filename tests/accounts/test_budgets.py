@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-from dataclasses import dataclass, field
 from math import inf
 from zoneinfo import ZoneInfo
 
@@ -12,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
+from support.stored_sums import StoredSums
 
 from launcher.accounts.budgets import Budgets, BudgetState, Past, Refusal, Reservation, Rules, Why
 from launcher.accounts.ended_request import EndedRequest
@@ -30,30 +30,6 @@ def instant(text: str, zone: ZoneInfo = BERLIN) -> float:
     return dt.datetime.fromisoformat(text).replace(tzinfo=zone).timestamp()
 
 
-@dataclass
-class StoredSums:
-    """The file of sums; `found` is what was in it when this daemon opened it."""
-
-    found: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
-    now: dict[tuple[str, ...], tuple[int, int]] = field(default_factory=dict)
-
-    def slot(self, *words: str) -> Slot:
-        return Slot(self, words)
-
-
-@dataclass
-class Slot:
-    sums: StoredSums
-    words: tuple[str, ...]
-
-    def amount(self, begin: int) -> int | None:
-        found = self.sums.found.get(self.words)
-        return found[1] if found is not None and found[0] == begin else None
-
-    def store(self, begin: int, amount: int) -> None:
-        self.sums.now[self.words] = begin, amount
-
-
 class Daemon:
     """Budgets with a clock that is set by hand."""
 
@@ -67,7 +43,7 @@ class Daemon:
         **budgets: str,
     ) -> None:
         self.now = now
-        self.sums = StoredSums() if stored is None else StoredSums(found=dict(stored.now), now=stored.now)
+        self.sums = StoredSums() if stored is None else stored.next()
         self.budgets = Budgets(rules, BERLIN, Clock(lambda: self.now, lambda: self.now), self.sums.slot)
         self.budgets.follow(budgets)
         if past is not None:

@@ -15,6 +15,7 @@ from support.deployments import made
 from support.fakes import until
 from support.hand_clock import DAY_S, HOUR_S, STEPS_S, HandClock
 from support.history_rows import row
+from support.stored_sums import StoredSums
 from support.written import written
 
 from launcher.accounts.audit import Writer
@@ -25,7 +26,6 @@ from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import open_reader
 from launcher.accounts.request_rows import entries
 from launcher.accounts.spending import KEPT_S, Spent, SpentElsewhere
-from launcher.accounts.spent_file import SpentFile
 from launcher.base.clock import BELIEVED_S
 from launcher.base.money import PICOS
 from launcher.config.schema import Audit, Usage
@@ -137,8 +137,8 @@ async def test_a_restart_in_the_middle_of_a_step(tmp_path: Path, step_s: float, 
         clock.at += step_s
     clock = clock.restarted()
     second = accounts(tmp_path, clock)
-    assert second.accounting.caps["cloud"].settled >= PICOS
     await second.start(dict)
+    assert second.accounting.caps["cloud"].settled >= PICOS
     already = 80 if stepped == "before" else 70
     requests = already // 10 - 6
     try:
@@ -173,13 +173,14 @@ def test_a_restart_with_a_wrong_clock_deletes_nothing(step_s: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_time_alone_makes_amounts_available(seed: int, tmp_path: Path) -> None:
+def test_time_alone_makes_amounts_available(seed: int) -> None:
     """A key takes what it is given while the clock is set and daemons restart: no more than 100 tokens for each day that
     elapses, and the two that it is in at the begin and the end; and never nothing for longer than a day."""
     pick = random.Random(seed)  # noqa: S311
     steps = [step_s for step_s in STEPS_S if abs(step_s) >= DAY_S]
     clock, served, since = HandClock(NOON), list[tuple[str, float, int, int]](), 0.0
-    budgets, began = daily(clock, served, tmp_path), clock.elapsed_s
+    sums = StoredSums()
+    budgets, began = daily(clock, served, sums), clock.elapsed_s
     for _ in range(60):
         kind = pick.random()
         if kind < 0.15:
@@ -189,7 +190,7 @@ def test_time_alone_makes_amounts_available(seed: int, tmp_path: Path) -> None:
         elif kind < 0.25:
             clock.at += pick.choice([0.0, *steps])  # while it is stopped
             clock = clock.restarted()
-            budgets = daily(clock, served, tmp_path)
+            budgets = daily(clock, served, sums := sums.next())
         else:
             clock.wait(pick.choice([60, HOUR_S, 5 * HOUR_S, DAY_S]))
         before = len(served)
@@ -202,9 +203,9 @@ def test_time_alone_makes_amounts_available(seed: int, tmp_path: Path) -> None:
     assert 10 * len(served) <= 100 * ((clock.elapsed_s - began) / DAY_S + 2)
 
 
-def daily(clock: HandClock, served: Sequence[tuple[str, float, int, int]], folder: Path) -> Budgets:
+def daily(clock: HandClock, served: Sequence[tuple[str, float, int, int]], sums: StoredSums) -> Budgets:
     """The budgets of a new process."""
-    found = Budgets(Rules(), ZoneInfo("UTC"), clock, SpentFile(folder / "sums").slot)
+    found = Budgets(Rules(), ZoneInfo("UTC"), clock, sums.slot)
     found.learn(past_of(clock, served))
     found.follow({"ann": "100-tokens/day"})
     return found
@@ -261,7 +262,7 @@ async def test_a_daemon_that_starts_with_a_wrong_clock(tmp_path: Path, wrong_s: 
 @pytest.mark.parametrize("step_s", STEPS_S)
 def test_entries_of_the_ledger_stay(tmp_path: Path, step_s: float) -> None:
     clock, path = HandClock(NOON), tmp_path / "usage.db"
-    with written(Ledger(Usage(), path, clock)) as ledger:
+    with written(Ledger(Usage(), path, clock), by_flush=True) as ledger:
         for age in (29, 10, 0):
             ledger.put(EndedRequest(NOON - age * DAY_S, str(age)))
             assert ledger.flush()

@@ -15,27 +15,26 @@ import pytest
 from support.hand_clock import at
 from support.written import written
 
-from launcher.accounts.budgets import NoSums
+from launcher.accounts import spent_before
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import check, open_reader, restore
 from launcher.accounts.report_values import Question
 from launcher.accounts.request_rows import entries
-from launcher.accounts.spent_file import make_caps, read_past
+from launcher.accounts.spent_before import read_before, read_past
 from launcher.accounts.usage_report import report
 from launcher.base.database import parts
 from launcher.base.database_repair import lost_at
 from launcher.base.errors import LauncherError
-from launcher.config.schema import Overflow, Usage
+from launcher.config.schema import Usage
 
 UTC = ZoneInfo("UTC")
 NOW = time.time()
-CLOUD = Overflow(url="http://h/v1", name="c", models={"m": "b"}, max_per_day=5, input=1, output=1)
 
 
 @contextmanager
 def started(path: Path) -> Iterator[Ledger]:
-    with written(Ledger(Usage(), path)) as ledger:
+    with written(Ledger(Usage(), path), by_flush=True) as ledger:
         yield ledger
 
 
@@ -89,8 +88,9 @@ def test_a_flipped_bit_stops_no_daemon_and_is_found(path: Path) -> None:
     for offset in range(2860, 4096, 7):
         for bit in (1, 128):
             changed.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
-            past = read_past(changed, UTC, NOW)
-            make_caps((CLOUD,), changed, UTC, at(NOW), NoSums)
+            before = read_before(changed, UTC, spent_before.Question(at(NOW), NOW, ("cloud",)))
+            past = before.keys
+            assert (before.endpoints["cloud"].picos is None) == past.unreadable
             if past.unreadable:
                 assert past.damaged, past.why
                 assert check(changed)
@@ -197,7 +197,7 @@ def test_damage_that_a_reader_finds_is_moved_aside(path: Path) -> None:
         ledger.put(entry("c"))
         assert ledger.flush()
         assert ledger.moved_to is not None
-    assert ids(path) == ["c"]
+    assert ids(path) == ["b", "c"]  # b was not summed up
 
 
 def test_a_whole_ledger_that_is_suspected_stays(path: Path) -> None:
@@ -306,3 +306,22 @@ def test_what_root_restores_is_its_owner_s(path: Path, backup: Path) -> None:
     os.chown(path.parent, 1234, 1234)
     restore(path, backup, NOW)
     assert {(made.stat().st_uid, made.stat().st_gid) for made in path.parent.iterdir()} == {(1234, 1234)}
+
+
+def test_entries_that_were_not_summed_up_are_not_lost_with_damaged_sums(path: Path) -> None:
+    """They are in the file that is moved aside, and enter the next one again."""
+    write(path, "before")
+    with started(path) as ledger:
+        for request_id in ("a", "b"):
+            ledger.put(entry(request_id))
+            assert ledger.flush()
+        change(path, "UPDATE hourly SET hour = hour - 360000, duration = x'ffff01'")
+        ledger.put(entry("c"))
+        ledger.suspect()
+        assert not ledger.flush()
+        assert ledger.moved_to is not None
+        ledger.put(entry("d"))
+        assert ledger.flush()
+        assert (ledger.recorded, ledger.lost, ledger.waiting) == (4, 0, 0)
+    assert ids(path) == ["a", "b", "c", "d"]
+    assert check(path) == ""

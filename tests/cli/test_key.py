@@ -277,7 +277,7 @@ def test_list_without_a_daemon_reads_the_ledger(
     assert capsys.readouterr().out.splitlines()[1].split()[-3:] == ["20k-tokens/month", "-", "-"]
     past = Past([("ann", time.time(), 500, 0)])
     (tmp_path / "usage.db").touch()
-    monkeypatch.setattr("launcher.accounts.spent_file.read_past", lambda *_: past)
+    monkeypatch.setattr("launcher.accounts.spent_before.read_past", lambda *_: past)
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-3:-1] == ["19,500", "tokens"]
 

@@ -22,7 +22,7 @@ from launcher.daemon.usage_reports import UsageReports
 
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[tuple[UsageReports, Ledger]]:
-    with written(Ledger(Usage(), path)) as ledger:
+    with written(Ledger(Usage(), path), by_flush=True) as ledger:
         ledger.put(EndedRequest(time.time(), "r", "ann"))
         yield UsageReports(ledger, "USD"), ledger
 

@@ -10,11 +10,11 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from support.stored_sums import StoredSums
 
-from launcher.accounts.budgets import Budgets, BudgetState, NoSums, Past, Reservation, Rules
+from launcher.accounts.budgets import Budgets, BudgetState, Past, Reservation, Rules
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.spending import Heard, Known, Spent, SpentElsewhere, merged, sums
-from launcher.accounts.spent_file import SpentFile
 from launcher.base.clock import Clock
 from launcher.control.client import UnreachableError
 from launcher.fleet.hosts import INTERVAL_S, SPENT, Exchange, kept_spent
@@ -85,19 +85,18 @@ def test_a_key_exceeds_its_budget_by_at_most_one_interval(seed: int) -> None:
 
 
 class Host:
-    """A daemon's budgets, and requests that end. `sums`: its file of sums."""
+    """A daemon's budgets, and requests that end."""
 
-    def __init__(
-        self, clock: Callable[[], float], rate: int, sums: Path | None = None, budget: str = BUDGET
-    ) -> None:
-        self._clock, self.rate, self._sums, self._budget = clock, rate, sums, budget
+    def __init__(self, clock: Callable[[], float], rate: int, budget: str = BUDGET) -> None:
+        self._clock, self.rate, self._budget = clock, rate, budget
+        self._sums = StoredSums()
         self.spent = 0
         self.restart()
 
     def restart(self) -> None:
         """A daemon whose ledger has all that it served."""
-        stored = NoSums if self._sums is None else SpentFile(self._sums).slot
-        self.budgets = Budgets(Rules(), ZoneInfo("UTC"), Clock(self._clock, self._clock), stored)
+        self._sums = self._sums.next()
+        self.budgets = Budgets(Rules(), ZoneInfo("UTC"), Clock(self._clock, self._clock), self._sums.slot)
         self.budgets.learn(Past([("ann", self._clock(), self.spent, 0)] if self.spent else []))
         self.budgets.follow({"ann": self._budget})
 
@@ -198,7 +197,7 @@ def test_what_a_lost_host_spent_counts_for_a_new_director_a_restarted_daemon_and
 ) -> None:
     """Only the old director had heard the lost host itself."""
     now = 1_795_440_000.0
-    hosts = {name: Host(lambda: now, 1, tmp_path / name) for name in ("h1", "h2")}
+    hosts = {name: Host(lambda: now, 1) for name in ("h1", "h2")}
     fleet = Fleet(hosts, tmp_path)
     director = fleet.director()
     hosts["h2"].turn(70_000)
@@ -210,7 +209,7 @@ def test_what_a_lost_host_spent_counts_for_a_new_director_a_restarted_daemon_and
         assert (hosts["h1"].state.spent, hosts["h1"].state.left) == (90_000, 10_000)
         assert not fleet.director().turn()
         assert (hosts["h1"].state.spent, hosts["h1"].state.left) == (90_000, 10_000)
-    hosts["h3"] = Host(lambda: now, 1, tmp_path / "h3")
+    hosts["h3"] = Host(lambda: now, 1)
     fleet.director().turn()
     assert (hosts["h3"].state.spent, hosts["h3"].state.spent_here) == (90_000, 0)
     hosts["h3"].turn(10_000)
@@ -234,18 +233,18 @@ def test_what_a_lost_host_spent_counts_after_the_budget_was_raised(tmp_path: Pat
 
 def test_what_a_host_spent_counts_when_it_comes_back_with_an_empty_ledger(tmp_path: Path) -> None:
     now = 1_795_440_000.0
-    hosts = {name: Host(lambda: now, 1, tmp_path / name) for name in ("h1", "h2")}
+    hosts = {name: Host(lambda: now, 1) for name in ("h1", "h2")}
     fleet = Fleet(hosts, tmp_path)
     hosts["h2"].turn(70_000)
     hosts["h1"].turn(20_000)
     fleet.director().turn()
-    hosts["h2"] = Host(lambda: now, 1, tmp_path / "new disk")
+    hosts["h2"] = Host(lambda: now, 1)
     for _ in range(3):
         fleet.director().turn()
         assert [host.state.spent for host in hosts.values()] == [90_000, 90_000]
 
 
-def test_a_host_that_does_not_know_what_it_spent_is_not_told_its_own(tmp_path: Path) -> None:
+def test_a_host_that_does_not_know_what_it_spent_is_not_told_its_own() -> None:
     """Else it would count twice when the ledger can be read again."""
     heard = merged({"h1": [state("ann", 20)], "h2": [state("ann", 70)]})
     now = {"h1": [state("ann", 20)], "h2": [state("ann", None)]}
@@ -271,8 +270,8 @@ def test_of_what_is_kept_the_highest_figure_of_each_host_counts(tmp_path: Path) 
 def test_a_host_with_a_wrong_clock_makes_nobody_forget(days: int, new_director: bool, tmp_path: Path) -> None:
     """Over several of its own midnights: what a lost host spent in the others' present period counts on."""
     now, wrong = [1_795_440_000.0], [1_795_440_000.0 + days * DAY_S]
-    hosts = {name: Host(lambda: now[0], 1, tmp_path / name, budget=DAILY) for name in ("h1", "h2")}
-    hosts["h3"] = Host(lambda: wrong[0], 1, tmp_path / "h3", budget=DAILY)
+    hosts = {name: Host(lambda: now[0], 1, budget=DAILY) for name in ("h1", "h2")}
+    hosts["h3"] = Host(lambda: wrong[0], 1, budget=DAILY)
     fleet = Fleet(hosts, tmp_path)
     director = fleet.director()
     hosts["h2"].turn(70_000)
@@ -284,14 +283,14 @@ def test_a_host_with_a_wrong_clock_makes_nobody_forget(days: int, new_director: 
         assert not director.turn()
         assert (hosts["h1"].state.spent, hosts["h1"].state.spent_here) == (70_000, 0)
         wrong[0] += DAY_S
-    hosts["h4"] = Host(lambda: now[0], 1, tmp_path / "h4", budget=DAILY)
+    hosts["h4"] = Host(lambda: now[0], 1, budget=DAILY)
     assert not director.turn()
     assert hosts["h4"].state.spent == 70_000
 
 
-def test_what_other_hosts_spent_ends_with_its_period(tmp_path: Path) -> None:
+def test_what_other_hosts_spent_ends_with_its_period() -> None:
     clock = [1_795_440_000.0]
-    host = Host(lambda: clock[0], 1, tmp_path / "h1")
+    host = Host(lambda: clock[0], 1)
     host.budgets.told(msgspec.json.encode({"spent": [SpentElsewhere("ann", BUDGET, BEGINS, 70_000)]}))
     assert host.state.spent == 70_000
     clock[0] += 31 * 86_400
@@ -305,7 +304,7 @@ def test_a_budget_holds_over_new_directors_restarts_and_lost_hosts(seed: int, tm
     """One host at a time is lost: at most one interval's spending more, and none is counted twice."""
     pick = random.Random(seed)  # noqa: S311
     now = 1_795_440_000.0
-    hosts = {f"h{number}": Host(lambda: now, 1, tmp_path / f"h{number}") for number in range(4)}
+    hosts = {f"h{number}": Host(lambda: now, 1) for number in range(4)}
     fleet, total, most = Fleet(hosts, tmp_path), 0, 0
     director = fleet.director()
     for _ in range(60):

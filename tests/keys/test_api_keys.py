@@ -13,9 +13,9 @@ import msgspec
 import pytest
 from support.hand_clock import HandClock
 from support.keys import Fields, head_with, make, put
+from support.stored_sums import StoredSums
 
 from launcher.accounts.budgets import Budgets, Past, Rules
-from launcher.accounts.spent_file import SpentFile
 from launcher.base.api_errors import HttpError
 from launcher.base.errors import LauncherError
 from launcher.keys import key_file
@@ -311,7 +311,7 @@ def holding(tmp_path: Path, **rules: object) -> Budgets:
         Rules(**rules),  # type: ignore[arg-type]
         ZoneInfo("UTC"),
         HandClock(1_795_168_800.0),
-        SpentFile(tmp_path / "spent").slot,
+        StoredSums().slot,
     )
     held.learn(Past())
     return held

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.hand_clock import HandClock
+from support.stored_sums import StoredSums
 
 from launcher.accounts.budgets import Budgets, Past, Rules
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.spending import Spent
-from launcher.accounts.spent_file import SpentFile
 from launcher.base.api_errors import HttpError
 from launcher.base.money import token_prices
 from launcher.keys.key_record import KeyRecord
@@ -212,7 +212,7 @@ def test_a_request_counts_before_its_body_is_here() -> None:
 def budgets(tmp_path: Path, past: Past, **texts: str) -> Budgets:
     """On 20 November 2026, 10:00."""
     rules = Rules(price=token_prices(1, 2))
-    made = Budgets(rules, ZoneInfo("UTC"), HandClock(1_795_168_800.0), SpentFile(tmp_path / "spent").slot)
+    made = Budgets(rules, ZoneInfo("UTC"), HandClock(1_795_168_800.0), StoredSums().slot)
     made.follow(texts)
     made.learn(past)
     return made

@@ -13,8 +13,11 @@ STOP_S = 20.0
 
 
 @contextmanager
-def written(sink: S, stop_s: float = STOP_S) -> Iterator[S]:
-    """Started; at the end what waits is written, within `stop_s`."""
+def written(sink: S, stop_s: float = STOP_S, *, by_flush: bool = False) -> Iterator[S]:
+    """Started; at the end what waits is written, within `stop_s`. `by_flush`: before that only when the test flushes, or
+    after a failure."""
+    if by_flush:
+        sink.every_s = 3600.0
     writer = Writer("test", [sink])
     writer.start()
     try:

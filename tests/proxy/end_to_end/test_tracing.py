@@ -14,6 +14,7 @@ from support.fakes import SOON_S
 from support.otlp_receiver import ReceivedSpan, Receiver, receiving, uncovered
 from support.overflow import Outside, outside
 from support.proxy_under_test import Build, ProxyUnderTest
+from support.written import written
 
 from launcher.accounts import exporter as module
 from launcher.accounts.exporter import Exporter
@@ -64,16 +65,13 @@ Make = Callable[..., Awaitable[Traced]]
 @pytest.fixture
 def traced(build: Build, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
     monkeypatch.setattr(module, "EVERY_S", 0.02)
-    with receiving() as receiver:
-        exporter = Exporter(receiver.url, "1", {})
-        exporter.start()
+    with receiving() as receiver, written(Exporter(receiver.url, "1", {})) as exporter:
 
         async def make(**settings: object) -> Traced:
-            tracing = RequestTracing(0.0, random.Random(7).getrandbits, exporter.export)  # noqa: S311
+            tracing = RequestTracing(0.0, random.Random(7).getrandbits, exporter.put)  # noqa: S311
             return Traced(await build(accounting=Accounting(tracing=tracing), **settings), receiver)
 
         yield make
-        exporter.stop()
 
 
 def names(spans: list[ReceivedSpan]) -> list[str]:

@@ -15,7 +15,7 @@ from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LEDGER, LedgerFile
 from launcher.accounts.report_values import hour_begin
 from launcher.accounts.spending import Spending
-from launcher.accounts.spent_file import read_past
+from launcher.accounts.spent_before import read_past
 from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
 from launcher.base.database import migrate
 

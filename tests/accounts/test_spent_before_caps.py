@@ -1,4 +1,4 @@
-"""What an endpoint has cost before the daemon's start: by the ledger, by the file of sums, by neither."""
+"""What an endpoint has cost before the daemon's start: by the ledger, by a stored sum, by neither."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from zoneinfo import ZoneInfo
 import pytest
 from support.hand_clock import at
 from support.ledger_file import LedgerFile, unix
+from support.stored_sums import StoredSums
 
-from launcher.accounts.spent_file import SpentFile, day_in, make_caps
+from launcher.accounts.spent_before import Question, begin_caps, day_in, make_caps, read_before
 from launcher.base.money import PICOS
 from launcher.base.money_limits import DailyCap
 from launcher.config.schema import Overflow
@@ -25,11 +26,19 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "usage.db"
 
 
-def cap_of(path: Path, now: float = NOW, *, allow_unknown: bool = False) -> DailyCap:
+@pytest.fixture
+def sums() -> StoredSums:
+    return StoredSums()
+
+
+def cap_of(path: Path, sums: StoredSums, now: float = NOW, *, allow_unknown: bool = False) -> DailyCap:
     """At a start of the daemon."""
-    file = SpentFile(path.with_name("spent"))
-    caps = make_caps((CLOUD, FREE), path, ZoneInfo(ZONE), at(now), file.slot, allow_unknown=allow_unknown)
+    zone, moment, stored = ZoneInfo(ZONE), at(now), sums.next().slot
+    caps = make_caps((CLOUD, FREE), zone, moment, stored, "USD")
     assert list(caps) == ["cloud"]
+    assert not caps["cloud"].known
+    before = read_before(path, zone, Question(moment, moment.steady, tuple(caps)))
+    begin_caps(caps, before, stored, allow_unknown=allow_unknown)
     return caps["cloud"]
 
 
@@ -40,55 +49,57 @@ def spend(path: Path, at: str, amount: int, name: str = "cloud") -> None:
     ledger.hour(at, "overflow", name, picos=amount)
 
 
-def test_a_first_start_has_spent_nothing(path: Path) -> None:
-    cap = cap_of(path)
+def test_a_first_start_has_spent_nothing(path: Path, sums: StoredSums) -> None:
+    cap = cap_of(path, sums)
     assert (cap.cap, cap.settled, cap.known) == (20 * PICOS, 0, True)
 
 
-def test_the_ledger_counts_from_the_zones_midnight(path: Path) -> None:
+def test_the_ledger_counts_from_the_zones_midnight(path: Path, sums: StoredSums) -> None:
     spend(path, "2026-11-19T23:00", 7)
     spend(path, "2026-11-20T00:00", 20)
     spend(path, "2026-11-20T12:00", 300)
     spend(path, "2026-11-20T12:00", 4000, "other")
-    cap = cap_of(path)
+    cap = cap_of(path, sums)
     assert (cap.settled, cap.ends) == (320, unix("2026-11-21T00:00", ZONE))
 
 
-def test_the_file_knows_what_a_crash_kept_from_the_ledger(path: Path) -> None:
+def test_a_stored_sum_has_what_was_under_way(path: Path, sums: StoredSums) -> None:
     spend(path, "2026-11-20T12:00", 300)
-    before = cap_of(path)
+    before = cap_of(path, sums)
     before.reserve(1000)
     before.reserve(50)
     before.settle(1000, 100)
-    assert cap_of(path).settled == 450  # with what was still under way
-    assert cap_of(path, unix("2026-11-21T00:00", ZONE)).settled == 0
+    assert cap_of(path, sums).settled == 450  # with what was still under way
+    assert cap_of(path, sums, unix("2026-11-21T00:00", ZONE)).settled == 0
 
 
-def test_the_ledger_counts_where_it_has_more(path: Path) -> None:
-    cap_of(path).reserve(5)
+def test_the_ledger_counts_where_it_has_more(path: Path, sums: StoredSums) -> None:
+    cap_of(path, sums).reserve(5)
     spend(path, "2026-11-20T12:00", 300)
-    assert cap_of(path).settled == 300
+    assert cap_of(path, sums).settled == 300
 
 
 @pytest.mark.parametrize("allow", [True, False])
-def test_a_ledger_that_cannot_be_read(path: Path, caplog: pytest.LogCaptureFixture, allow: bool) -> None:
+def test_a_ledger_that_cannot_be_read(
+    path: Path, sums: StoredSums, caplog: pytest.LogCaptureFixture, allow: bool
+) -> None:
     path.write_bytes(b"no database at all, but long enough to be looked at" * 30)
-    cap = cap_of(path, allow_unknown=allow)
+    cap = cap_of(path, sums, allow_unknown=allow)
     assert (cap.known, cap.admits(1)) == (allow, allow)
     assert "cannot tell what overflow endpoint cloud has cost today" in caplog.text
 
 
-def test_a_ledger_that_was_moved_aside_today(path: Path) -> None:
+def test_a_ledger_that_was_moved_aside_today(path: Path, sums: StoredSums) -> None:
     path.with_name("usage.db.broken-1").touch()
     now = path.with_name("usage.db.broken-1").stat().st_mtime
-    assert not cap_of(path, now).known
-    assert cap_of(path, now + 86400 * 2).known
+    assert not cap_of(path, sums, now).known
+    assert cap_of(path, sums, now + 86400 * 2).known
 
 
-def test_the_file_is_enough(path: Path) -> None:
-    cap_of(path).reserve(5)
+def test_a_stored_sum_is_enough(path: Path, sums: StoredSums) -> None:
+    cap_of(path, sums).reserve(5)
     path.write_bytes(b"no database" * 300)
-    assert (cap_of(path).settled, cap_of(path).known) == (5, True)
+    assert (cap_of(path, sums).settled, cap_of(path, sums).known) == (5, True)
 
 
 def test_days_have_23_to_25_hours() -> None:

@@ -1,0 +1,146 @@
+"""What budgets and daily caps have spent: sums in the usage ledger's file.
+
+The event loop replaces a sum with each request that ends; the ledger's thread writes it in the transaction that enters the
+request: SIGKILL loses the same moment of both. Of a damaged file that is moved aside, the sums that can still be read
+go into the next one: each has a checksum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import threading
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from launcher.base.database import Database, Tables
+
+# SQLite's largest integer.
+_MOST: Final = (1 << 63) - 1
+_SELECT: Final = "SELECT kind, name, unit, begin, amount, checksum FROM spent"
+
+
+class Name(NamedTuple):
+    """("key", "ann", "tokens/month"), ("overflow", "cloud", "day")."""
+
+    kind: str
+    name: str
+    unit: str
+
+
+class Sum(NamedTuple):
+    begin: int
+    """Of the period, Unix seconds."""
+    amount: int
+    """Tokens or picos."""
+
+
+class DamagedSumError(ValueError):
+    """A row that was never written so."""
+
+
+def _row_of(name: Name, sum_: Sum) -> tuple[str, str, str, int, int, int]:
+    return (*name, *sum_, zlib.crc32(repr((*name, *sum_)).encode(errors="surrogatepass")))
+
+
+def _parsed(row: tuple[str, str, str, int, int, int]) -> tuple[Name, Sum]:
+    name, sum_ = Name(*row[:3]), Sum(*row[3:5])
+    if _row_of(name, sum_) != row:
+        raise DamagedSumError("a sum of a budget is none")
+    return name, sum_
+
+
+def _check(reader: sqlite3.Connection) -> str:
+    try:
+        for row in reader.execute(_SELECT):
+            _parsed(row)
+    except DamagedSumError as error:
+        return str(error)
+    return ""
+
+
+_TABLE: Final = """
+CREATE TABLE spent (
+    kind TEXT NOT NULL, name TEXT NOT NULL, unit TEXT NOT NULL, begin INTEGER NOT NULL, amount INTEGER NOT NULL,
+    checksum INTEGER NOT NULL, PRIMARY KEY (kind, name, unit)
+) WITHOUT ROWID;
+"""
+SPENT: Final = Tables((_TABLE,), _check)
+
+
+class SpentSlot:
+    """The sum of one budget or cap."""
+
+    def __init__(self, sums: SpentSums, name: Name) -> None:
+        self._sums = sums
+        self._name = name
+
+    def amount(self, begin: int) -> int | None:
+        """What the file held at its opening of the period that began at `begin`, Unix seconds. None: nothing."""
+        found = self._sums.found.get(self._name)
+        return found.amount if found is not None and found.begin == begin else None
+
+    def store(self, begin: int, amount: int) -> None:
+        """Replace it."""
+        self._sums.store(self._name, Sum(begin, min(amount, _MOST)))
+
+
+class SpentSums:
+    """Sums in memory; the event loop stores them, the ledger's thread reads and writes their table."""
+
+    def __init__(self) -> None:
+        self.found: Mapping[Name, Sum] = {}
+        """As the file had them at its first opening."""
+        self._is_read = False
+        self._stored: dict[Name, Sum] = {}
+        """In the file, or in one before."""
+        self._changed: dict[Name, Sum] = {}
+        """Not in the file yet."""
+        self._lock = threading.Lock()
+
+    def slot(self, kind: str, name: str, unit: str) -> SpentSlot:
+        return SpentSlot(self, Name(kind, name, unit))
+
+    def store(self, name: Name, sum_: Sum) -> None:
+        with self._lock:
+            self._changed[name] = sum_
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to `write`."""
+        return bool(self._changed)
+
+    # --- the thread ----------------------------------------------------------------------------------
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        """A file was opened: take its sums the first time; write those that another file had. Raises sqlite3.Error, and
+        DamagedSumError."""
+        there = dict(map(_parsed, connection.execute(_SELECT)))
+        with self._lock:
+            if not self._is_read:
+                self.found, self._is_read = {**there, **self._stored}, True
+            missing = {name: sum_ for name, sum_ in self._stored.items() if there.get(name) != sum_}
+            self._stored = {**there, **self._stored}
+            self._changed = {**missing, **self._changed}
+
+    def write(self, database: Database) -> None:
+        """Within a transaction. Where that fails, the file must be opened again."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+        self._stored |= changed
+        rows = [_row_of(name, sum_) for name, sum_ in changed.items()]
+        database.insert("INSERT OR REPLACE INTO spent VALUES", rows)
+
+    def rescue(self, path: Path) -> None:
+        """Take what can be read of a damaged file's sums. Never raises."""
+        with contextlib.suppress(Exception), contextlib.closing(_reader(path)) as reader:
+            for row in reader.execute(_SELECT):
+                with contextlib.suppress(DamagedSumError):
+                    name, sum_ = _parsed(row)
+                    self._stored.setdefault(name, sum_)
+
+
+def _reader(path: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)

@@ -1,0 +1,140 @@
+"""The event loop makes no file system call for a request, whatever is kept of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.deployments import made
+from support.keys import new_key
+from support.otlp_receiver import receiving
+from support.proxy_under_test import Build, until
+
+from launcher.accounts.audit_verify import verify
+from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.request_rows import entries
+from launcher.base import log_lines
+from launcher.base.money import PICOS
+from launcher.daemon.accounts import Accounts
+
+REQUESTS = 40
+# Functions of os that reach a file system or a device; what else opens or lists files raises an event of the interpreter.
+CALLS = (
+    "access", "fdatasync", "fsync", "fstat", "ftruncate", "lstat", "pread", "pwrite", "read", "stat", "statvfs", "sync",
+    "write", "writev",
+)  # fmt: skip
+EVENTS = ("open", "os.", "shutil.", "sqlite3.", "subprocess.", "fcntl.")
+CLOUD = {
+    "url": "http://h/v1", "name": "cloud", "models": {"m": "b"}, "max_per_day": 5, "input": 1, "output": 1,
+}  # fmt: skip
+
+
+class Watch:
+    """Calls of one thread, while it is on."""
+
+    def __init__(self) -> None:
+        self.thread = 0
+        self.calls: list[str] = []
+
+    def hook(self, event: str, arguments: Any) -> None:
+        if self.thread and event.startswith(EVENTS) and threading.get_ident() == self.thread:
+            self.calls.append(f"{event}{arguments}")
+
+    def wrapped(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*given: Any, **more: Any) -> Any:
+            if threading.get_ident() == self.thread:
+                self.calls.append(f"os.{name}{given}")
+            return call(*given, **more)
+
+        return watched
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
+    found = Watch()
+    sys.addaudithook(found.hook)  # it stays, and costs nothing while it is off
+    for name in CALLS:
+        monkeypatch.setattr(os, name, found.wrapped(name, getattr(os, name)))
+    yield found
+    found.thread = 0
+
+
+@pytest.fixture
+def logged(tmp_path: Path) -> Iterator[Path]:
+    """Access lines go to a file, as set_up does it."""
+    path, access = tmp_path / "log", logging.getLogger(log_lines.ACCESS)
+    before = access.handlers[:], access.propagate, access.level
+    with path.open("w") as file:
+        handler = log_lines.LineHandler(file)
+        access.handlers[:], access.propagate = [handler], False
+        access.setLevel(logging.INFO)
+        try:
+            yield path
+        finally:
+            handler.flush()
+            handler.close()
+            access.handlers[:], access.propagate = before[:2]
+            access.setLevel(before[2])
+
+
+async def test_a_request_makes_no_file_system_call(
+    build: Build, tmp_path: Path, watch: Watch, logged: Path
+) -> None:
+    folder, trail = tmp_path / "state", tmp_path / "trail"
+    key = new_key(tmp_path / "keys", "ann", budget="1M-tokens/day")
+    with receiving() as receiver:
+        config = made(
+            usage={"path": str(folder / "usage.db")}, audit={"path": str(trail), "strict": True},
+            telemetry={"otlp_endpoint": receiver.url, "otlp_sampling": 1.0}, proxy={"overflow": (CLOUD,)},
+        ).config  # fmt: skip
+        accounts = Accounts(config)
+        await accounts.start(dict)
+        proxy = await build(
+            api_keys_file=str(tmp_path / "keys"), accounting=accounts.accounting, access_log="all"
+        )
+        await proxy.engine(0)
+        cap = accounts.accounting.caps["cloud"]
+
+        async def ask(number: int) -> None:
+            body = {"model": "m", "messages": [], "max_tokens": 5, "stream": bool(number % 2)}
+            head = {"Authorization": f"Bearer {key}"}
+            cap.reserve(PICOS)
+            async with proxy.client.post(
+                "/v1/chat/completions", data=json.dumps(body), headers=head
+            ) as answer:
+                assert answer.status == 200
+                await answer.read()
+            cap.settle(PICOS, PICOS // 1000)
+
+        for number in range(4):
+            await ask(number)
+        watch.thread = threading.get_ident()
+        for number in range(REQUESTS):
+            await ask(number)
+        watch.thread = 0
+        await proxy.stack.aclose()
+        await accounts.stop()
+        await until(lambda: len(logged.read_text().splitlines()) == REQUESTS + 4)
+        assert len({span.trace_id for span in receiver.spans}) == REQUESTS + 4
+    # A changed file of keys is looked for once a second, whatever there is to do.
+    assert [call for call in watch.calls if f"{tmp_path}/keys" not in call] == []
+    reader = open_reader(folder / "usage.db")
+    assert len(list(entries(reader, 0, 1e12))) == REQUESTS + 4
+    reader.close()
+    assert verify(trail).kinds["request"] == REQUESTS + 4
+
+
+def test_the_watch_sees_calls(watch: Watch, tmp_path: Path) -> None:
+    watch.thread = threading.get_ident()
+    (tmp_path / "x").write_text("x")
+    os.stat(tmp_path)  # noqa: PTH116
+    watch.thread = 0
+    assert any(call.startswith("open") for call in watch.calls)
+    assert any(call.startswith("os.stat") for call in watch.calls)

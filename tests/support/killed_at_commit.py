@@ -1,0 +1,76 @@
+"""A process that enters requests into a usage ledger and is killed at a commit: `killed_at_commit.py FILE FIRST N WHEN`.
+
+WHEN is "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; a budget's sum is
+stored with each, as the daemon does it. Before it ends, the process prints how many entries the file has then."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from support.busy_ledger import PER_S, entry
+
+from launcher.accounts.ledger import Ledger
+from launcher.base.database import Database
+from launcher.base.writer import Writer
+from launcher.config.schema import Usage
+
+KEY = ("key", "ann", "tokens/month")
+BEGIN = 1_793_000_000
+
+
+class Killed(Database):
+    """Ends the process."""
+
+    left = 0
+    when = ""
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        if self.connection.in_transaction:
+            yield self.connection
+            return
+        [before] = self.connection.execute("SELECT count(*) FROM request").fetchone()
+        with super().transaction() as connection:
+            yield connection
+            Killed.left -= 1
+            self.end("before", before)
+        [after] = self.connection.execute("SELECT count(*) FROM request").fetchone()
+        self.end("after", after)
+
+    def end(self, when: str, count: int) -> None:
+        if self.left == 0 and self.when == when:
+            print(count, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def main() -> None:
+    path, number, Killed.left, Killed.when = (
+        Path(sys.argv[1]),
+        int(sys.argv[2]),
+        int(sys.argv[3]),
+        sys.argv[4],
+    )
+    ledger = Ledger(Usage(), path)
+    slot = ledger.spent.slot(*KEY)
+    Writer("usage ledger", [ledger]).start()
+    began, sent = time.monotonic(), 0
+    while True:
+        while sent < (time.monotonic() - began) * PER_S:
+            ledger.put(entry(number + sent, time.time()))
+            sent += 1
+            slot.store(BEGIN, number + sent)
+        time.sleep(0.001)
+
+
+if __name__ == "__main__":
+    from launcher.accounts import ledger_file
+
+    setattr(ledger_file, "Database", Killed)  # noqa: B010  mypy refuses a plain assignment of a class
+    main()
