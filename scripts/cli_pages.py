@@ -29,7 +29,10 @@ PAGE: Final = "numa-launcher.1"
 # Changed by hand: a build date would make the page differ on each run.
 DATE: Final = "2026-11-22"
 
-_SLOTS: Final = shtab.cmd("numa-launcher status --slots 2>/dev/null")
+_NUMBERS: Final = "numa-launcher status --slots 2>/dev/null"
+# zsh expands what double quotes hold each time it loads the file, at every Tab, and it is there once for each verb.
+# Escaped, it is expanded where a slot is completed.
+_SLOTS: Final = {**shtab.cmd(_NUMBERS), "zsh": rf"(\$({_NUMBERS}))"}
 # What completes an argument, by its name in help texts.
 _BY_METAVAR: Final = {
     "SLOT": _SLOTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -111,6 +112,13 @@ def test_zsh(environ: dict[str, str], tmp_path: Path) -> None:
         terminal.shows("READY>")
         terminal.type(f"fpath=({FILES} $fpath); autoload -Uz compinit; compinit -u -d {tmp_path / 'dump'}\r")
         completes(terminal)
+
+
+def test_zsh_asks_the_daemon_only_to_complete_a_slot() -> None:
+    """An expansion that is not escaped runs each time zsh loads the file: at every Tab, once for each verb."""
+    expansions = re.findall(r"(.)\$\(numa-launcher", (FILES / "_numa-launcher").read_text())
+    assert expansions
+    assert set(expansions) == {"\\"}
 
 
 @pytest.mark.parametrize(
