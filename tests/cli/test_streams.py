@@ -122,8 +122,12 @@ def as_file(words: list[str], path: Path, **more: str) -> tuple[int, bytes]:
 
 # Each case in a process that is as the interpreter begins one; they share what is imported.
 RUNNER = """
-import io, json, os, signal, sys
+import gc, importlib, io, json, os, signal, sys
 import launcher.cli
+
+for module, _ in launcher.cli.VERBS.values():
+    importlib.import_module("launcher.cli." + module)
+gc.freeze()  # what is imported is not looked through at the end of each case
 
 def take(number, descriptor):
     os.dup2(descriptor, number)
