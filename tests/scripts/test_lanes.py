@@ -22,6 +22,7 @@ install_launcher() { :; }
 # A lane's pytest: waits for a file where it is told to, says its name, and fails where it is told to.
 PYTHON = """#!/usr/bin/env bash
 [[ $1 != scripts/lane_report.py ]] || exec {python} "$@"
+[[ $* != *--collect-only* ]] || {{ echo "compiled" >>"$NOTES"; mkdir -p tests/__pycache__; exit 2; }}
 words="$*" name=${{words##*/}} name=${{name%%.xml*}}
 echo "begin $name" >>"$NOTES"
 if [[ $name == "$WAITS" ]]; then until grep -qs "begin $FOR" "$NOTES"; do sleep 0.05; done; fi
@@ -72,7 +73,7 @@ def test_a_lane_begins_beside_another_and_is_told_of_in_its_turn(checkout: Path)
     done = run(checkout, "types", "integration", "smoke", WAITS="smoke", FOR="integration")
     assert done.returncode == 0, done.stdout + done.stderr
     notes = (checkout / "notes").read_text().split()
-    assert set(notes) == {"begin", "smoke", "integration"}
+    assert set(notes) == {"compiled", "begin", "smoke", "integration"}
     shown = [line.replace(f"{checkout}/.venv/bin/", "") for line in steps(done)]
     assert shown == [
         "==> lane types", "mypy", "==> lane integration", "pytest of integration", "==> lane smoke", "pytest of smoke",
@@ -95,3 +96,16 @@ def test_alone_it_runs_in_its_turn_and_twice_where_it_is_named_twice(checkout: P
     done = run(checkout, "smoke", "types", "smoke")
     assert done.returncode == 0, done.stderr
     assert [line for line in steps(done) if "smoke" in line] == ["==> lane smoke", "pytest of smoke"] * 2
+
+
+def test_tests_of_a_fresh_checkout_are_compiled_once_before_workers_import_them(checkout: Path) -> None:
+    for _ in range(2):
+        done = run(checkout, "lint", "unit", "integration")
+        assert done.returncode == 0, done.stdout + done.stderr
+    notes = (checkout / "notes").read_text().splitlines()
+    assert notes == ["compiled", *["begin unit", "begin integration"] * 2]
+
+
+def test_lanes_without_workers_do_not_wait_for_compiled_tests(checkout: Path) -> None:
+    assert run(checkout, "lint", "types", "smoke").returncode == 0
+    assert (checkout / "notes").read_text().split() == ["begin", "smoke"]
