@@ -39,13 +39,12 @@ LEAVE_S = 60.0
 @pytest.fixture(autouse=True)
 def _nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a child process; those of wider fixtures, and what they start, were there before."""
-    here = psutil.Process()
-    before = set(_descendants(here))
+    before = set(_descendants())
     if inspect.iscoroutinefunction(getattr(request, "function", None)):
         request.getfixturevalue("_no_task_left")
     yield
     deadline = time.monotonic() + LEAVE_S
-    while left := [child for child in _descendants(here) if _is_new(child, before)]:
+    while left := [child for child in _descendants() if _is_new(child, before)]:
         if time.monotonic() > deadline:
             for child in left:
                 child.kill()
@@ -110,13 +109,13 @@ def _machine_unused(_own_folders: None) -> Iterator[None]:
         pytest.fail(f"the machine's own folders were used:\n{told}")
 
 
-def _descendants(here: psutil.Process) -> list[psutil.Process]:
+def _descendants() -> list[psutil.Process]:
     """psutil looks at every process of the machine, twice a test: only where the kernel tells of a child."""
     told = list(Path("/proc/self/task").glob("*/children"))  # none without CONFIG_PROC_CHILDREN
     with contextlib.suppress(FileNotFoundError):  # a thread ended
         if told and not any(path.read_bytes() for path in told):
             return []
-    return here.children(recursive=True)
+    return psutil.Process().children(recursive=True)
 
 
 def _is_new(child: psutil.Process, before: set[psutil.Process]) -> bool:
