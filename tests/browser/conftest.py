@@ -14,6 +14,15 @@ from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from support.visits import ANSWERED, SOON_MS, Open, Visit
 
 COMMANDS = ("chromium", "chromium-browser", "google-chrome")
+# The suggestions of an address bar, which no test sees: their two pages take more CPU time than the page of a new window.
+# Of several such options Chromium reads the last, so that this is Playwright's list, too (chromiumSwitches.ts, 1.65.2).
+WITHOUT: Final = (
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup",
+    "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
+    "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
+    "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled",
+    "PreconnectToSearch",
+)  # fmt: skip
 # Also what the page's Content-Security-Policy refused without a message on the console.
 NOTE_VIOLATIONS: Final = """
 window.violations = [];
@@ -33,7 +42,9 @@ def browser() -> Iterator[Browser]:
         )
         # Chromium's sandbox needs user namespaces, which root in a container lacks; the pages are our own.
         sandbox = [] if os.geteuid() else ["--no-sandbox"]
-        running = playwright.chromium.launch(executable_path=command, args=sandbox)
+        running = playwright.chromium.launch(
+            executable_path=command, args=[*sandbox, f"--disable-features={','.join(WITHOUT)}"]
+        )
         yield running
         running.close()
 

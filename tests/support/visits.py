@@ -10,7 +10,7 @@ from typing import Any, Final
 from playwright.sync_api import Page, Request
 
 # Longest wait for an element. Pages poll every 2 s.
-SOON_MS: Final = 20_000
+SOON_MS: Final = 60_000
 # The verdict once the page shows data, or says that the daemon does not answer.
 ANSWERED: Final = '#verdict[data-level]:not([data-level="asking"])'
 
