@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 from support.deployments import made
 from support.fakes import until
 
+from launcher.accounts import ledger
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_reader
 from launcher.accounts.request_rows import entries
+from launcher.base import writer
 from launcher.base.errors import LauncherError
 from launcher.base.money import PICOS
 from launcher.daemon import accounts as module
@@ -189,3 +192,49 @@ async def test_a_daemon_ends_while_it_waits_for_its_ledger(tmp_path: Path) -> No
     await found.start(dict)
     await found.stop()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_a_disk_that_hangs_delays_the_start_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Budgets and caps are unknown until it answers; what ended meanwhile counts then, too."""
+    first = accounts(tmp_path)
+    await first.start(dict)
+    first.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", prompt_tokens=300))
+    await first.stop()
+    goes_on, load = threading.Event(), module.load_reading
+
+    def hang(*_: object) -> Any:
+        goes_on.wait(60)
+        return load(*_)
+
+    class Hanging(ledger.LedgerFile):
+        def __init__(self, *given: Any) -> None:
+            goes_on.wait(60)
+            super().__init__(*given)
+
+    monkeypatch.setattr(module, "START_S", 0.2)
+    monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
+    monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(module, "load_reading", hang)
+    monkeypatch.setattr(ledger, "LedgerFile", Hanging)
+    cloud = {
+        "url": "http://h/v1",
+        "name": "cloud",
+        "models": {"m": "b"},
+        "max_per_day": 5,
+        "input": 1,
+        "output": 1,
+    }
+    second = accounts(tmp_path, proxy={"overflow": (cloud,)})
+    await second.start(dict)
+    assert not goes_on.is_set()
+    assert spent(second) is None
+    assert not second.accounting.caps["cloud"].known
+    second.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
+    await until(lambda: any("a write takes longer than 0.05 s" in text for text in second.warnings()))
+    goes_on.set()
+    await until(lambda: spent(second) == 340)
+    await until(lambda: second.accounting.caps["cloud"].known)
+    await until(lambda: second.warnings() == ())
+    await second.stop()

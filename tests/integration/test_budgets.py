@@ -21,7 +21,7 @@ from support.daemon_process import FAKE_ENGINE, eventually
 from support.keys import new_key
 
 from launcher.accounts.budgets import Budgets, Rules
-from launcher.accounts.ledger_file import LedgerFile
+from launcher.accounts.ledger_file import LedgerFile, open_reader
 from launcher.accounts.report_values import hour_begin
 from launcher.accounts.spent_before import read_past
 from launcher.accounts.spent_sums import SpentSums
@@ -141,6 +141,13 @@ def spent(tmp_path: Path, budget: str) -> int:
     return state.spent
 
 
+def stored(tmp_path: Path) -> int:
+    """The budget's sum in the file, also while a proxy writes it."""
+    with contextlib.closing(open_reader(tmp_path / "usage.db")) as reader:
+        [amount] = reader.execute("SELECT amount FROM spent WHERE kind = 'key' AND name = 'ann'").fetchone()
+    return int(amount)
+
+
 @pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.release)])
 def test_sigkill_at_random_moments(tmp_path: Path, engine: Path, kills: int) -> None:
     chance = random.Random(kills)  # noqa: S311
@@ -162,6 +169,7 @@ def test_sigkill_at_random_moments(tmp_path: Path, engine: Path, kills: int) -> 
     at_kills = received.whole
     with proxy(tmp_path, engine, keys) as (_, url):
         asyncio.run(load(url, key, received, chance, kill=None))
+        eventually(lambda: stored(tmp_path) >= limit, what="the last requests are in the ledger")
     assert received.refused >= WORKERS
     counted = spent(tmp_path, budget)
     print(
