@@ -48,7 +48,7 @@ _DAY_S: Final = 86_400
 _FLAGS: Final = os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
-class Writer:
+class TrailFile:
     """`open` first; then `turn`, entries, `store`, again and again. What raises OSError can be called again."""
 
     def __init__(self, folder: Path, settings: Audit, version: str, clock: Clock) -> None:
@@ -318,7 +318,7 @@ class AuditTrail(Sink[EndedRequest | ControlEntry]):
         )  # fmt: skip
         self._strict = settings.strict
         self._clock = clock = clock or Clock()
-        self._file = Writer(folder, settings, version, clock)
+        self._file = TrailFile(folder, settings, version, clock)
         self._failed_since = clock.wall()
         self._lost_recorded = 0
 

@@ -62,7 +62,9 @@ class Exporter(Sink[EndedRequest]):
         )
         self._scope = Scope("launcher.tracing", version)
         self._message = b""
-        """Of what was taken, as long as the collector did not take it."""
+        """Of all that was taken, as long as the collector did not take it."""
+        self._unfit = 0
+        """Traces among them that could not be encoded."""
         self._stopped = 0
         self._not_taken = 0
         self.exported = 0
@@ -79,6 +81,11 @@ class Exporter(Sink[EndedRequest]):
     @property
     def lost(self) -> int:
         return sum(self.dropped.values())
+
+    @property
+    def problem(self) -> Problem | None:
+        """Of the last turn: each message has a time-out, so that many of them are no stall."""
+        return self._problem
 
     # --- the thread's side ---------------------------------------------------------------------------
 
@@ -103,12 +110,13 @@ class Exporter(Sink[EndedRequest]):
 
     def _send(self, timeout_s: float) -> Problem | None:
         """One message. Raises LauncherError where the collector is to be left alone for a while."""
-        traces = self.take(BATCH)
-        self._message = self._message or self._encoded(traces)
+        if not self._message:
+            self._message = self._encoded(self.take(BATCH))
         reply = self._collector.send(self._message, timeout_s)
         if reply.taken is Taken.LATER:
             raise self._error(reply.why)
-        count, self._message = len(traces), b""
+        count, self._message = len(self._taken) - self._unfit, b""
+        self._not_taken += self._unfit
         self.done()
         if reply.taken is Taken.NO:
             self._not_taken += count
@@ -134,9 +142,14 @@ class Exporter(Sink[EndedRequest]):
         log.warning("%s: %d were not sent before the daemon's exit", self.title, left)
 
     def _encoded(self, traces: Sequence[EndedRequest]) -> bytes:
-        spans = []
+        spans, unfit = [], 0
         for number, trace in enumerate(traces):
-            spans += spans_of(trace)
+            try:
+                spans += spans_of(trace)
+            except Exception:  # one trace must not keep the others from being sent
+                log.exception("traces: one cannot be encoded")
+                unfit += 1
             if number % SLICE == 0:
                 time.sleep(0)  # the event loop takes its turn
+        self._unfit = unfit
         return encode(self._resource, self._scope, spans)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -14,8 +16,8 @@ from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LOST, DamagedLedgerError, LedgerFile, Metered, move_aside
 from launcher.accounts.ledger_file import check as damage_of
 from launcher.accounts.report_values import hour_begin, zone_of
-from launcher.accounts.request_rows import usable as check
-from launcher.accounts.spent_before import Before, Question, read_before
+from launcher.accounts.request_rows import usable
+from launcher.accounts.spent_before import Before, Lookup, read_before
 from launcher.accounts.spent_sums import SpentSums
 from launcher.base.clock import Clock, Moment, store_reading
 from launcher.base.database import is_damage, is_proven
@@ -73,13 +75,15 @@ class Ledger(Sink[EndedRequest]):
         self._clock_told = False
         self._zone = settings.zone
         self._hour_of = partial(hour_begin, zone=zone_of(settings.zone))
-        self._question: Question | None = None
-        self._before: Before | None = None
+        self._lookup: Lookup | None = None
+        self._answered: tuple[Lookup, Before] | None = None
         self._keep_s = settings.keep_days * _DAY_S
         self._samples: list[Sample] = []
         self._file: LedgerFile | None = None
         self._unsummed: list[EndedRequest] = []
         """Of the file before, which may prove to be damaged."""
+        self._again = 0
+        """How many of the next entries were `recorded` in a file that was moved aside."""
         self._prune_at = 0.0
         self._suspected = self._read_damage = False
         self._unusable = 0
@@ -101,17 +105,16 @@ class Ledger(Sink[EndedRequest]):
         """Entries that could not be written, or were too many to wait in memory."""
         return self.refused + self._unusable
 
-    def read(self, question: Question, within_s: float) -> Before:
+    def read(self, lookup: Lookup, within_s: float) -> Before:
         """What was spent before, as far as the file tells within that time. Blocks: not for the event loop."""
-        self._before, self._question = None, question
+        self._lookup = lookup
         self.flush(within_s)
         problem = self.problem
         why = "its disk does not answer" if problem is None else problem.text
-        unknown = Before.unknown(question.now.wall, question.endpoints, why)
-        return self._answered(unknown)
-
-    def _answered(self, unknown: Before) -> Before:
-        return unknown if self._before is None else self._before
+        answered = self._answered
+        if answered is not None and answered[0] is lookup:
+            return answered[1]
+        return Before.unknown(lookup.now.wall, lookup.endpoints, why)
 
     def suspect(self) -> None:
         """What was read of the file is damaged: it is checked in the next turn, and moved aside where that is so."""
@@ -149,18 +152,24 @@ class Ledger(Sink[EndedRequest]):
         return None
 
     def end(self, until: float) -> Problem | None:
+        problem, left = None, inf
         try:
-            return super().end(until)
+            while self.waiting < left and time.monotonic() < until:
+                left = self.waiting
+                problem = self.write()
         finally:
             self._store_clock(0.0)
             self._close()
+        return problem
 
     def _answer(self) -> None:
         """What `read` waits for; also while the file can be read, but not written."""
-        question, self._question = self._question, None
-        if question is None:
+        lookup, self._lookup = self._lookup, None
+        if lookup is None:
             return
-        self._before = before = read_before(self.path, zone_of(self._zone), question)
+        self.spent.read(self.path)
+        before = read_before(self.path, zone_of(self._zone), lookup)
+        self._answered = lookup, before
         if before.keys.damaged and not self._read_damage:
             self._suspected = True
         self._read_damage = before.keys.damaged
@@ -212,7 +221,9 @@ class Ledger(Sink[EndedRequest]):
             self._remove_unusable(batch)
             del self._samples[: len(samples)]
             return False
-        self.recorded += len(batch)
+        again = min(self._again, len(batch))
+        self._again -= again
+        self.recorded += len(batch) - again
         self.done()
         del self._samples[: len(samples)]
         self._lost_in.clear()
@@ -261,7 +272,7 @@ class Ledger(Sink[EndedRequest]):
                 reason(error), text, f"move it away, or let the daemon's user write in '{path.parent}'"
             )
         self.moved_to = moved
-        self.recorded -= len(self._unsummed)
+        self._again += len(self._unsummed)
         self.done([*self._unsummed, *self._taken])
         self._unsummed = []
         return Problem(
@@ -282,11 +293,11 @@ class Ledger(Sink[EndedRequest]):
 
     def _remove_unusable(self, batch: Sequence[EndedRequest]) -> None:
         """Entries that no file can take; all of them where none is found, so that the same error does not come again."""
-        usable = [entry for entry in batch if check(entry)]
-        if len(usable) == len(batch):
-            usable = []
-        self.done(usable)
-        self._unusable += len(batch) - len(usable)
+        left = [entry for entry in batch if usable(entry)]
+        if len(left) == len(batch):
+            left = []
+        self._unusable += len(batch) - len(left)
+        self.done(left)
         self._count_lost()
 
     def _close(self) -> None:

@@ -151,7 +151,7 @@ class LedgerFile:
         self.unsummed: list[EndedRequest] = []
         """Of this process: written, and not in the hourly sums yet. They are lost with a file whose sums are damaged."""
         # Rows of `request` that the hourly sums lack.
-        self._unsummed: list[tuple[Any, ...]] = []
+        self._to_fold: list[tuple[Any, ...]] = []
         self._folded_at = time.monotonic()
         try:
             with self._transaction():
@@ -164,7 +164,7 @@ class LedgerFile:
                 ).fetchone()
                 self._last = max(summed_to, last)
                 # A daemon that was killed did not sum them up.
-                self._unsummed, kinds = rows_after(connection, summed_to)
+                self._to_fold, kinds = rows_after(connection, summed_to)
                 for number, kind in kinds.items():
                     self._kinds.learn(number, kind)
                 self._fold()
@@ -201,15 +201,15 @@ class LedgerFile:
             rows = rows_of(batch, self._last + 1, self._kinds)
             self.database.insert(INSERT, rows)
             self._last += len(rows)
-            self._unsummed += rows
-            if len(self._unsummed) >= _FOLD_ROWS or time.monotonic() - self._folded_at >= _FOLD_S:
+            self._to_fold += rows
+            if len(self._to_fold) >= _FOLD_ROWS or time.monotonic() - self._folded_at >= _FOLD_S:
                 self._fold()
             self.database.insert(
                 "INSERT INTO metered VALUES",
                 [(*key, amount) for key, amount in metered.items()],
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
             )
-        self.unsummed = [*self.unsummed, *batch] if self._unsummed else []
+        self.unsummed = [*self.unsummed, *batch] if self._to_fold else []
 
     def prune(self, before: float) -> bool:
         """Delete some of the requests that ended before; whether there may be more of them."""
@@ -219,15 +219,16 @@ class LedgerFile:
                 "DELETE FROM request WHERE id IN (SELECT id FROM request WHERE ended_at < ? ORDER BY ended_at LIMIT ?)",
                 (before, _DELETED),
             ).rowcount
+        self.unsummed = []
         return bool(deleted) or self.database.give_back()
 
     def _fold(self) -> None:
         """Add to the hourly sums what they lack, in the transaction that says so."""
-        if self._unsummed:
-            rows = self._sums.add(self._unsummed, self._kinds.by_id)
+        if self._to_fold:
+            rows = self._sums.add(self._to_fold, self._kinds.by_id)
             self.database.insert("INSERT OR REPLACE INTO hourly VALUES", rows)
             self._connection.execute("UPDATE meta SET summed_to = ?", (self._last,))
-            self._unsummed = []
+            self._to_fold = []
             if len(self._kinds) > _KINDS:
                 self._kinds.clear()
         self._folded_at = time.monotonic()
@@ -289,8 +290,22 @@ def move_aside(path: Path, now: float) -> Path:
 
 def restore(path: Path, backup: Path, now: float) -> tuple[Restored, float | None]:
     """Put a copy of a backup in the place of the ledger; also return when its last request ended, Unix time (None: it has
-    none). Raises LauncherError."""
+    none). What budgets and caps have spent is not restored: the larger sums of the files before count. Raises
+    LauncherError."""
     found = database_repair.restore(LEDGER, path, backup, now)
+    sums = SpentSums()
+    for before in (found.replaced, *found.retired):
+        if before is not None:
+            sums.rescue(before)
+    try:
+        with contextlib.closing(Database(LEDGER, path)) as file, file.transaction() as connection:
+            sums.opened(connection)
+            sums.write(file)
+    except (sqlite3.Error, OSError) as error:
+        raise LauncherError(
+            f"restored '{path}', but cannot keep what budgets have spent since: {error}",
+            f"see that the disk of '{path.parent}' has space, and restore the backup again",
+        ) from None
     with contextlib.closing(open_reader(path)) as reader:
         [last] = reader.execute("SELECT max(ended_at) FROM request").fetchone()
     return found, last

@@ -21,6 +21,7 @@ from launcher.accounts.spending import DAY_S, KEPT_S
 from launcher.base.clock import Moment
 from launcher.base.database import NoDataError, is_damage
 from launcher.base.database_repair import lost_at
+from launcher.base.errors import reason
 from launcher.base.money import picos
 from launcher.base.money_limits import DailyCap, Day
 from launcher.config.schema import Overflow
@@ -28,7 +29,7 @@ from launcher.config.schema import Overflow
 _LOG = logging.getLogger(__name__)
 
 
-class Cost(NamedTuple):
+class DayCost(NamedTuple):
     """Of an overflow endpoint on a day."""
 
     picos: int | None
@@ -38,16 +39,18 @@ class Cost(NamedTuple):
 
 class Before(NamedTuple):
     keys: Past
-    endpoints: Mapping[str, Cost]
+    endpoints: Mapping[str, DayCost]
     """By name."""
 
     @classmethod
     def unknown(cls, now: float, endpoints: Iterable[str], why: str) -> Before:
         """Nothing could be read."""
-        return cls(Past(lost_at=now, why=why, unreadable=True), {name: Cost(None, why) for name in endpoints})
+        return cls(
+            Past(lost_at=now, why=why, unreadable=True), {name: DayCost(None, why) for name in endpoints}
+        )
 
 
-class Question(NamedTuple):
+class Lookup(NamedTuple):
     """What is asked of the ledger."""
 
     now: Moment
@@ -56,10 +59,10 @@ class Question(NamedTuple):
     endpoints: tuple[str, ...]
 
 
-def read_before(path: Path, zone: ZoneInfo, question: Question) -> Before:
+def read_before(path: Path, zone: ZoneInfo, lookup: Lookup) -> Before:
     """Never raises: what cannot be read is unknown, whatever the reason."""
-    now, day = question.now, day_in(zone)(question.day_at)
-    costs = {name: _cost(path, name, day, now.wall) for name in question.endpoints}
+    now, day = lookup.now, day_in(zone)(lookup.day_at)
+    costs = {name: _cost(path, name, day, now.wall) for name in lookup.endpoints}
     return Before(read_past(path, zone, now.wall, now.steady), costs)
 
 
@@ -105,32 +108,37 @@ def begin_caps(caps: Mapping[str, DailyCap], before: Before, stored: Slots, *, a
     """At the daemon's start. `allow_unknown`: requests go there even where nobody knows what it has cost today."""
     for name, cap in caps.items():
         cost = before.endpoints[name]
-        spent, kept = cost.picos, stored("overflow", name, "day").amount(cap.begins)
-        if kept is not None:
-            spent = max(spent or 0, kept)
-        elif spent is None:
+        spent = spent_on(name, cost, stored, cap.begins)
+        if spent is None:
             _LOG.error(
                 "cannot tell what overflow endpoint %s has cost today: %s; until midnight it gets %s",
                 name, cost.why, "requests as if that were nothing" if allow_unknown else "no requests",
                 extra={"endpoint": name},
             )  # fmt: skip
-            spent = 0 if allow_unknown else None
-        if spent is not None:
+            if allow_unknown:
+                cap.start(0, guessed=True)
+        else:
             cap.start(spent)
 
 
-def _cost(path: Path, name: str, day: Day, now: float) -> Cost:
-    lost = lost_at(path, now)
-    if lost is not None and lost >= day.begins:
-        return Cost(None, "an earlier ledger was unreadable and was moved aside")
+def spent_on(name: str, cost: DayCost, stored: Slots, begins: int) -> int | None:
+    """What an endpoint has cost on the day that began then, with what is stored; None: nobody knows."""
+    kept = stored("overflow", name, "day").amount(begins)
+    return cost.picos if kept is None else max(cost.picos or 0, kept)
+
+
+def _cost(path: Path, name: str, day: Day, now: float) -> DayCost:
     try:
+        lost = lost_at(path, now)
+        if lost is not None and lost >= day.begins:
+            return DayCost(None, "an earlier ledger was unreadable and was moved aside")
         with contextlib.closing(open_sums(path)) as reader:
             [amount] = reader.execute(_SUM, (name, *day)).fetchone()
-            return Cost(int(amount or 0))
+            return DayCost(int(amount or 0))
     except NoDataError:
-        return Cost(0)
+        return DayCost(0)
     except Exception as error:
-        return Cost(None, str(error))
+        return DayCost(None, str(error))
 
 
 # --- What the usage ledger says of the keys' spending before the daemon's start. ---
@@ -147,9 +155,17 @@ def read_past(path: Path, zone: ZoneInfo, now: float, also: float | None = None)
         with contextlib.closing(open_sums(path)) as reader:
             return Past(_rows(reader, zone, {now, also or now}), lost_at(path, now))
     except NoDataError:
-        return Past(lost_at=lost_at(path, now))
+        return _nothing(path, now)
     except Exception as error:
         return Past(lost_at=now, why=str(error), unreadable=True, damaged=is_damage(error))
+
+
+def _nothing(path: Path, now: float) -> Past:
+    """There is no ledger yet, or no longer."""
+    try:
+        return Past(lost_at=lost_at(path, now))
+    except OSError as error:
+        return Past(lost_at=now, why=reason(error), unreadable=True)
 
 
 def _rows(

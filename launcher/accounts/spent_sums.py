@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from launcher.base.database import Database, Tables
+from launcher.base.database_repair import moved_aside
 
 # SQLite's largest integer.
 _MOST: Final = (1 << 63) - 1
@@ -48,7 +49,7 @@ def _row_of(name: Name, sum_: Sum) -> tuple[str, str, str, int, int, int]:
 def _parsed(row: tuple[str, str, str, int, int, int]) -> tuple[Name, Sum]:
     name, sum_ = Name(*row[:3]), Sum(*row[3:5])
     if _row_of(name, sum_) != row:
-        raise DamagedSumError("a sum of a budget is none")
+        raise DamagedSumError("a stored sum of a budget or cap is damaged")
     return name, sum_
 
 
@@ -92,10 +93,10 @@ class SpentSums:
 
     def __init__(self) -> None:
         self.found: Mapping[Name, Sum] = {}
-        """As the file had them at its first opening."""
+        """As the files had them before this process wrote any."""
         self._is_read = False
-        self._stored: dict[Name, Sum] = {}
-        """In the file, or in one before."""
+        self._known: dict[Name, Sum] = {}
+        """In a file, or in one before: what the next file must have."""
         self._changed: dict[Name, Sum] = {}
         """Not in the file yet."""
         self._lock = threading.Lock()
@@ -114,32 +115,53 @@ class SpentSums:
 
     # --- the thread ----------------------------------------------------------------------------------
 
+    def read(self, path: Path) -> None:
+        """Once, before anything is written: what can be read of the file and of damaged ones that were moved aside; also of
+        a file that cannot be written, or not be opened as a ledger. Never raises."""
+        if self._is_read:
+            return
+        for other in moved_aside(path):
+            self.rescue(other)
+        self._is_read = self.rescue(path)
+        self.found = dict(self._known)
+
+    def rescue(self, path: Path) -> bool:
+        """Take what can be read of a file's sums, row by row; whether it has such a table. Never raises."""
+        with contextlib.suppress(Exception), contextlib.closing(_reader(path)) as reader:
+            for row in reader.execute(_SELECT):
+                with contextlib.suppress(DamagedSumError):
+                    self._keep(*_parsed(row))
+            return True
+        return False
+
+    def _keep(self, name: Name, sum_: Sum) -> None:
+        """Of several files the newest period counts, and in it the larger sum; of what this process wrote the last one."""
+        known = self._known.get(name)
+        if known is None or (known < sum_ and not self._is_read):
+            self._known[name] = sum_
+
     def opened(self, connection: sqlite3.Connection) -> None:
-        """A file was opened: take its sums the first time; write those that another file had. Raises sqlite3.Error, and
-        DamagedSumError."""
+        """A file was opened for writing: it is to have all sums. Raises sqlite3.Error, and DamagedSumError."""
         there = dict(map(_parsed, connection.execute(_SELECT)))
+        for name, sum_ in there.items():
+            self._keep(name, sum_)
         with self._lock:
-            if not self._is_read:
-                self.found, self._is_read = {**there, **self._stored}, True
-            missing = {name: sum_ for name, sum_ in self._stored.items() if there.get(name) != sum_}
-            self._stored = {**there, **self._stored}
-            self._changed = {**missing, **self._changed}
+            for name, sum_ in self._known.items():
+                changed = self._changed.get(name)
+                # What was stored before anything was read does not know what the file has.
+                unaware = changed is not None and changed < sum_ and not self._is_read
+                if unaware or (changed is None and there.get(name) != sum_):
+                    self._changed[name] = sum_
+        if not self._is_read:
+            self.found, self._is_read = dict(self._known), True
 
     def write(self, database: Database) -> None:
         """Within a transaction. Where that fails, the file must be opened again."""
         with self._lock:
             changed, self._changed = self._changed, {}
-        self._stored |= changed
+        self._known |= changed
         rows = [_row_of(name, sum_) for name, sum_ in changed.items()]
         database.insert("INSERT OR REPLACE INTO spent VALUES", rows)
-
-    def rescue(self, path: Path) -> None:
-        """Take what can be read of a damaged file's sums. Never raises."""
-        with contextlib.suppress(Exception), contextlib.closing(_reader(path)) as reader:
-            for row in reader.execute(_SELECT):
-                with contextlib.suppress(DamagedSumError):
-                    name, sum_ = _parsed(row)
-                    self._stored.setdefault(name, sum_)
 
 
 def _reader(path: Path) -> sqlite3.Connection:

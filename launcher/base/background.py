@@ -23,6 +23,7 @@ READ_S: Final = 0.25
 # A gap that is worth a line of the log.
 SAID_S: Final = 5.0
 T = TypeVar("T")
+_LOG: Final = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[T]]
 
 
@@ -93,6 +94,8 @@ def within(seconds: float, work: Callable[[], T]) -> T | None:
     thread = threading.Thread(target=lambda: found.append(work()), name="within", daemon=True)
     thread.start()
     thread.join(seconds)
+    if thread.is_alive():
+        _LOG.warning("a disk does not answer within %g s: what it keeps is not known", seconds)
     return found[0] if found else None
 
 

@@ -206,6 +206,13 @@ def _retire(path: Path) -> tuple[Path, ...]:
     return tuple(retired)
 
 
+def moved_aside(path: Path) -> list[Path]:
+    """Damaged files that were moved aside, and that no backup took the place of; the last one last. Never raises."""
+    with contextlib.suppress(OSError):
+        return sorted(found for found in _broken(path) if not found.name.endswith(("-wal", "-shm")))
+    return []
+
+
 def _broken(path: Path) -> list[Path]:
     start = path.name + _BROKEN
     return [found for found in path.parent.glob("*") if found.name.startswith(start)]

@@ -46,6 +46,7 @@ class DailyCap:
         self.currency = currency
         self.reserved = 0
         self.known = spent is not None
+        self._guessed = False
         self.reached = False
         """A request of today was refused."""
         self._dated = spent or 0  # by requests that ended on this day
@@ -69,10 +70,10 @@ class DailyCap:
         """When the day ends."""
         return self._day.end
 
-    def start(self, spent: int) -> None:
-        """What requests had cost before a restart, on this day."""
+    def start(self, spent: int, *, guessed: bool = False) -> None:
+        """What requests had cost before a restart, on this day; `guessed`: until `learn` says it."""
         self._dated += spent
-        self.known = True
+        self.known, self._guessed = True, guessed
         self._store()
 
     def next_day(self, now: Moment) -> bool:
@@ -86,9 +87,9 @@ class DailyCap:
 
     def learn(self, spent: int, now: Moment) -> None:
         """What the ledger says of the day around `now`: where that was not known, and after the clock was set."""
-        if self.known and now.steps == self._day.steps:
+        if self.known and not self._guessed and now.steps == self._day.steps:
             return
-        self.known = True
+        self.known, self._guessed = True, False
         self._move(now, spent + self._since)
 
     def _move(self, now: Moment, spent: int) -> bool:

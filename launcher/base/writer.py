@@ -12,7 +12,8 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
 from launcher.base.errors import LauncherError, reason
@@ -66,6 +67,8 @@ class Sink(ABC, Generic[T]):
         self._most = most
         self._queue: deque[T] = deque()
         self._taken: list[T] = []
+        self._put = self._done = 0
+        """Entries that were ever taken by `put`, and those of them that do not wait any more."""
         self._problem: Problem | None = None
         self._said = ""
 
@@ -75,6 +78,7 @@ class Sink(ABC, Generic[T]):
         """Take an entry, or count it as refused. Never waits, never raises."""
         if len(self._queue) + len(self._taken) < self._most:
             self._queue.append(entry)
+            self._put += 1
         else:
             self.refused += 1
 
@@ -101,7 +105,11 @@ class Sink(ABC, Generic[T]):
 
     def flush(self, within_s: float = 5.0) -> bool:
         """Write what waits now; whether all that was put before is written. Blocks: not for the event loop."""
-        return self.writer is not None and self.writer.flush(self, within_s) and self._problem is None
+        put, until = self._put, time.monotonic() + within_s
+        while self.writer is not None and self.writer.flush(self, until - time.monotonic()):
+            if self._problem is not None or self._done >= put:
+                return self._problem is None
+        return False
 
     # --- the thread's side ---------------------------------------------------------------------------
 
@@ -123,6 +131,7 @@ class Sink(ABC, Generic[T]):
 
     def done(self, left: Sequence[T] = ()) -> None:
         """What was taken is written, or given up, but for what is `left`."""
+        self._done += len(self._taken) - len(left)
         self._taken = list(left)
 
     def failed(self, error: Exception) -> Problem:
@@ -168,6 +177,7 @@ class Writer:
             sink.writer = self
         self._changed = threading.Condition()
         self._until: float | None = None
+        self.name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -203,22 +213,23 @@ class Writer:
         while self._until is None:
             for turns in self._turns:
                 if turns.is_due and self._until is None:
-                    self._turn(turns)
+                    self._turn(turns, turns.sink.write)
             with self._changed:
                 wait_s = min(turns.due_at for turns in self._turns) - time.monotonic()
                 self._changed.wait_for(self._is_asked, max(0.0, wait_s))
+        until = self._until
         for turns in self._turns:
-            self._turn(turns)
+            self._turn(turns, partial(turns.sink.end, until))
 
     def _is_asked(self) -> bool:
         return self._until is not None or any(turns.asked > turns.answered for turns in self._turns)
 
-    def _turn(self, turns: _Turns) -> None:
+    def _turn(self, turns: _Turns, work: Callable[[], Problem | None]) -> None:
         sink, asked = turns.sink, turns.asked
         self.present = (time.monotonic(), sink.title)
         pause_s = sink.every_s
         try:
-            problem = sink.write() if self._until is None else sink.end(self._until)
+            problem = work()
             turns.retry_s = 0.0
         except Exception as error:  # the thread must not end: nothing would be written any longer
             try:

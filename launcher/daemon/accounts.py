@@ -22,7 +22,7 @@ from launcher.accounts.exporter import FLUSH_S, Exporter
 from launcher.accounts.ledger import Ledger, clock_path
 from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
-from launcher.accounts.spent_before import Before, Question, Slots, begin_caps, make_caps
+from launcher.accounts.spent_before import Before, Lookup, Slots, begin_caps, day_in, make_caps, spent_on
 from launcher.base.background import within
 from launcher.base.clock import Clock, Moment, load_reading
 from launcher.base.errors import LauncherError
@@ -89,7 +89,7 @@ class Accounts:
         if path is not None:
             self.ledger = Ledger(config.usage, path, clock)
             self._stored = self.ledger.spent.slot
-        zone = zone_of(config.usage.zone)
+        self._zone = zone = zone_of(config.usage.zone)
         self.budgets = Budgets(rules_of(config)._replace(enabled=path is not None), zone, clock, self._stored)
         self._caps: dict[str, DailyCap] = {}
         if path is not None:
@@ -105,8 +105,16 @@ class Accounts:
         )
         self._audit_folder = folder
         self._traces = self._exporter(config.telemetry)
-        self._disks = Writer("records", [sink for sink in (self._audit, self.ledger) if sink is not None])
-        self._network = Writer("traces", [] if self._traces is None else [self._traces])
+        # A thread for each: where one hangs, or checks a large file, the others go on.
+        self._writers = [
+            Writer(name, [sink])
+            for name, sink in (
+                ("audit", self._audit),
+                ("usage ledger", self.ledger),
+                ("traces", self._traces),
+            )
+            if sink is not None
+        ]
         self.accounting = self._told(self.accounting, config)
         self._meter: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
@@ -136,8 +144,8 @@ class Accounts:
         `occupancy`: of each slot."""
         if self._no_ledger:
             log.error("%s", self._no_ledger)
-        self._disks.start()
-        self._network.start()
+        for writer in self._writers:
+            writer.start()
         if self._audit is not None:  # the first line is on the disk, or could not be written
             await asyncio.to_thread(self._audit.flush, START_S)
         before, now = Before(Past(), {}), self.clock.now()
@@ -153,7 +161,7 @@ class Accounts:
             self._reading = asyncio.create_task(again, name="usage past")
 
     async def _before(self, ledger: Ledger, now: Moment, day_at: float) -> Before:
-        return await asyncio.to_thread(ledger.read, Question(now, day_at, tuple(self._caps)), START_S)
+        return await asyncio.to_thread(ledger.read, Lookup(now, day_at, tuple(self._caps)), START_S)
 
     async def _read_again(self, ledger: Ledger, read_at: Moment, unread: bool) -> None:
         """Read the ledger once more where it could not be read, and each time the clock was set. `unread`: at `read_at`."""
@@ -176,10 +184,14 @@ class Accounts:
             return False
         if not before.keys.unreadable:
             self.budgets.learn(before.keys)
-        known = {name: cost.picos for name, cost in before.endpoints.items() if cost.picos is not None}
-        for name, spent in known.items():
-            self._caps[name].learn(spent, now)
-        return not before.keys.unreadable and known.keys() == self._caps.keys()
+        day, whole = day_in(self._zone)(now.wall), not before.keys.unreadable
+        for name, cost in before.endpoints.items():
+            spent = spent_on(name, cost, self._stored, day.begins)
+            if spent is None:
+                whole = False
+            else:
+                self._caps[name].learn(spent, now)
+        return whole
 
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
@@ -191,8 +203,8 @@ class Accounts:
             meter.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await meter
-        await asyncio.to_thread(self._disks.stop, STOP_S)
-        await asyncio.to_thread(self._network.stop, FLUSH_S)
+        for writer in self._writers:
+            await asyncio.to_thread(writer.stop, FLUSH_S if writer.name == "traces" else STOP_S)
 
     # --- control actions, for the audit trail --------------------------------------------------------
 

@@ -18,7 +18,7 @@ from support.history_rows import row
 from support.stored_sums import StoredSums
 from support.written import written
 
-from launcher.accounts.audit import Writer
+from launcher.accounts.audit import TrailFile
 from launcher.accounts.audit_verify import verify
 from launcher.accounts.budgets import Budgets, NoSums, Past, Reservation, Rules
 from launcher.accounts.ended_request import EndedRequest
@@ -288,7 +288,7 @@ def ids(path: Path) -> list[str]:
 @pytest.mark.parametrize("step_s", STEPS_S)
 def test_audit_files_are_begun_each_day_and_stay(tmp_path: Path, step_s: float) -> None:
     clock, folder = HandClock(NOON), tmp_path / "trail"
-    writer = Writer(folder, Audit(keep_days=3), "1.0", clock)
+    writer = TrailFile(folder, Audit(keep_days=3), "1.0", clock)
     settle_and(clock, writer.turn)
     clock.set_by(step_s)
     settle_and(clock, writer.turn)

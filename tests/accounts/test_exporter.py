@@ -182,6 +182,20 @@ def test_what_may_be_taken_later_is_sent_again(status: int) -> None:
     assert (exporter.exported, exporter.lost) == (1, 0)
 
 
+def test_a_trace_that_comes_while_a_message_waits_is_in_the_next_one() -> None:
+    with receiving() as receiver:
+        receiver.answers = [(503, b"")]
+        exporter = Exporter(receiver.url, "1", {})
+        exporter.put(trace(1))
+        writer = started(exporter)
+        until(lambda: exporter.problem is not None or exporter.exported == 1)
+        exporter.put(trace(2))
+        receiver.wait(6)
+        writer.stop(STOP_S)
+        assert len({span.trace_id for span in receiver.spans}) == 2
+    assert (exporter.exported, exporter.lost, exporter.waiting) == (2, 0, 0)
+
+
 def test_spans_that_are_rejected_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
     with receiving() as receiver:
         receiver.answers = [(200, b'{"partialSuccess":{"rejectedSpans":"1","errorMessage":"too old"}}')]

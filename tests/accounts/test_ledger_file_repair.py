@@ -8,6 +8,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
@@ -15,13 +16,13 @@ import pytest
 from support.hand_clock import at
 from support.written import written
 
-from launcher.accounts import spent_before
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
-from launcher.accounts.ledger_file import check, open_reader, restore
-from launcher.accounts.report_values import Question
+from launcher.accounts.ledger_file import LedgerFile, check, move_aside, open_reader, restore
+from launcher.accounts.report_values import Question, hour_begin
 from launcher.accounts.request_rows import entries
-from launcher.accounts.spent_before import read_before, read_past
+from launcher.accounts.spent_before import Lookup, read_before, read_past
+from launcher.accounts.spent_sums import SpentSums
 from launcher.accounts.usage_report import report
 from launcher.base.database import parts
 from launcher.base.database_repair import lost_at
@@ -88,7 +89,7 @@ def test_a_flipped_bit_stops_no_daemon_and_is_found(path: Path) -> None:
     for offset in range(2860, 4096, 7):
         for bit in (1, 128):
             changed.write_bytes(whole[:offset] + bytes([whole[offset] ^ bit]) + whole[offset + 1 :])
-            before = read_before(changed, UTC, spent_before.Question(at(NOW), NOW, ("cloud",)))
+            before = read_before(changed, UTC, Lookup(at(NOW), NOW, ("cloud",)))
             past = before.keys
             assert (before.endpoints["cloud"].picos is None) == past.unreadable
             if past.unreadable:
@@ -324,4 +325,22 @@ def test_entries_that_were_not_summed_up_are_not_lost_with_damaged_sums(path: Pa
         assert ledger.flush()
         assert (ledger.recorded, ledger.lost, ledger.waiting) == (4, 0, 0)
     assert ids(path) == ["a", "b", "c", "d"]
+    assert check(path) == ""
+
+
+def test_a_backup_gives_no_spending_back(path: Path, backup: Path) -> None:
+    """The sums of the file that it replaces, and of damaged ones, go into it where they are larger."""
+    sums = SpentSums()
+    for name, amount in (("ann", 900), ("bob", 7)):
+        sums.slot("key", name, "x").store(1000, amount)
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, sums)) as file:
+        file.write([], {})
+    move_aside(path, NOW)
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, other := SpentSums())) as file:
+        other.slot("key", "bob", "x").store(1000, 70)
+        file.write([], {})
+    restore(path, backup, NOW)
+    found = SpentSums()
+    found.read(path)
+    assert {name.name: sum_.amount for name, sum_ in found.found.items()} == {"ann": 900, "bob": 70}
     assert check(path) == ""

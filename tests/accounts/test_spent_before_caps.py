@@ -10,7 +10,7 @@ from support.hand_clock import at
 from support.ledger_file import LedgerFile, unix
 from support.stored_sums import StoredSums
 
-from launcher.accounts.spent_before import Question, begin_caps, day_in, make_caps, read_before
+from launcher.accounts.spent_before import Lookup, begin_caps, day_in, make_caps, read_before
 from launcher.base.money import PICOS
 from launcher.base.money_limits import DailyCap
 from launcher.config.schema import Overflow
@@ -37,7 +37,7 @@ def cap_of(path: Path, sums: StoredSums, now: float = NOW, *, allow_unknown: boo
     caps = make_caps((CLOUD, FREE), zone, moment, stored, "USD")
     assert list(caps) == ["cloud"]
     assert not caps["cloud"].known
-    before = read_before(path, zone, Question(moment, moment.steady, tuple(caps)))
+    before = read_before(path, zone, Lookup(moment, moment.steady, tuple(caps)))
     begin_caps(caps, before, stored, allow_unknown=allow_unknown)
     return caps["cloud"]
 

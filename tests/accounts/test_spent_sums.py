@@ -142,7 +142,7 @@ def test_a_changed_sum_is_damage(path: Path) -> None:
         file.write([], {})
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("UPDATE spent SET amount = 4")
-    assert check(path) == "a sum of a budget is none"
+    assert check(path) == "a stored sum of a budget or cap is damaged"
     with written(Ledger(Usage(), path), by_flush=True) as ledger:
         assert not ledger.flush()
         assert ledger.flush()

@@ -70,7 +70,7 @@ class Model:
             self.excess += more
 
     def crash(self) -> None:
-        """SIGKILL: the endpoint may bill all that ran; the ledger may have lost the last second."""
+        """SIGKILL: the endpoint may bill all that ran; the ledger may lack the last requests."""
         self.billed += sum(self.running)
         self.running = []
         begins = int(day_of(self.now).begins)

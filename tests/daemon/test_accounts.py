@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import sqlite3
 import threading
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from support.deployments import made
@@ -16,9 +19,12 @@ from support.fakes import until
 
 from launcher.accounts import ledger
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.ledger_file import open_reader
+from launcher.accounts.ledger_file import LEDGER, LedgerFile, open_reader
+from launcher.accounts.report_values import hour_begin
 from launcher.accounts.request_rows import entries
+from launcher.accounts.spent_sums import SpentSums
 from launcher.base import writer
+from launcher.base.database import locked
 from launcher.base.errors import LauncherError
 from launcher.base.money import PICOS
 from launcher.daemon import accounts as module
@@ -26,6 +32,7 @@ from launcher.daemon.accounts import Accounts
 from launcher.proxy.dispatch.traffic import Occupied
 from launcher.telemetry import metrics
 
+UTC = ZoneInfo("UTC")
 ENTRY = EndedRequest(ended_at=2e9, request_id="r")
 
 
@@ -160,8 +167,6 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
     )
     first.accounting.record(before)
     await first.stop()
-    for found in path.parent.glob("*.spent"):
-        found.unlink()
     with closing(sqlite3.connect(path)) as connection:
         [version] = connection.execute("PRAGMA user_version").fetchone()
     # One of a newer version cannot be read.
@@ -238,3 +243,88 @@ async def test_a_disk_that_hangs_delays_the_start_only(
     await until(lambda: second.accounting.caps["cloud"].known)
     await until(lambda: second.warnings() == ())
     await second.stop()
+
+
+CLOUD = {
+    "url": "http://h/v1",
+    "name": "cloud",
+    "models": {"m": "b"},
+    "max_per_day": 5,
+    "input": 1,
+    "output": 1,
+}
+
+
+def spent_before(path: Path) -> None:
+    """As a killed daemon leaves it: 300 tokens entered, 411 counted; 1 settled at the endpoint, and 3 reserved."""
+    now = time.time()
+    day = int(now // 86_400 * 86_400)
+    month = int(dt.datetime.fromtimestamp(now, dt.UTC).replace(day=1, hour=0, minute=0, second=0).timestamp())
+    sums = SpentSums()
+    sums.slot("key", "ann", "tokens/month").store(month, 411)
+    sums.slot("key", "bob", "tokens/month").store(month, 5)
+    sums.slot("overflow", "cloud", "day").store(day, 4 * PICOS)
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), now, sums)) as file:
+        file.write(
+            [
+                EndedRequest(ended_at=now, request_id="r", key="ann", prompt_tokens=300),
+                EndedRequest(ended_at=now, request_id="r", overflow="cloud", picos=PICOS),
+            ],
+            {},
+        )
+
+
+def counted(found: Accounts) -> tuple[int | str | None, int]:
+    found.budgets.follow({"ann": "1000-tokens/month"})
+    [state] = found.budgets.states()
+    return state.spent, found.accounting.caps["cloud"].settled
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "",
+        "UPDATE spent SET amount = 6 WHERE name = 'bob'",
+        "UPDATE hourly SET requests = -1",
+        "PRAGMA user_version = 0",
+        "DROP TABLE metered",
+    ],
+)
+async def test_stored_sums_count_whatever_else_is_damaged(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "usage" / "usage.db"
+    spent_before(path)
+    change(path, damage)
+    found = accounts(tmp_path, proxy={"overflow": (CLOUD,)}, zone="UTC")
+    await found.start(dict)
+    try:
+        assert counted(found) == (411, 4 * PICOS)
+    finally:
+        await found.stop()
+    again = accounts(tmp_path, proxy={"overflow": (CLOUD,)}, zone="UTC")
+    await again.start(dict)
+    try:
+        assert counted(again) == (411, 4 * PICOS)
+    finally:
+        await again.stop()
+
+
+async def test_stored_sums_count_while_another_process_writes_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
+    path = tmp_path / "usage" / "usage.db"
+    spent_before(path)
+    found = accounts(tmp_path, proxy={"overflow": (CLOUD,)}, zone="UTC")
+    with locked(LEDGER, path):
+        await found.start(dict)
+        assert counted(found) == (411, 4 * PICOS)
+    assert found.ledger is not None
+    assert await asyncio.to_thread(found.ledger.flush, 60)
+    await found.stop()
+    sums = SpentSums()
+    sums.read(path)
+    assert {name.name: sum_.amount for name, sum_ in sums.found.items()} == {
+        "ann": 411,
+        "bob": 5,
+        "cloud": 4 * PICOS,
+    }

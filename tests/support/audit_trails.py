@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from launcher.accounts.audit import Writer
+from launcher.accounts.audit import TrailFile
 from launcher.accounts.audit_chain import ControlEntry
 from launcher.accounts.ended_request import EndedRequest
 from launcher.base import clock as clock_module
@@ -33,21 +33,21 @@ class Clock:
 
 def a_writer(
     folder: Path, clock: Clock, *, keep_days: int = 0, max_bytes: int = 1 << 30, opened: bool = True
-) -> Writer:
+) -> TrailFile:
     settings = Audit(path=str(folder), keep_days=keep_days, max_bytes=max_bytes)
-    writer = Writer(folder, settings, "1.0", clock_module.Clock(clock, clock))
+    writer = TrailFile(folder, settings, "1.0", clock_module.Clock(clock, clock))
     if opened:
         writer.open()
     return writer
 
 
-def write(writer: Writer, numbers: Iterable[int]) -> None:
+def write(writer: TrailFile, numbers: Iterable[int]) -> None:
     writer.turn()
     writer.add(an_entry(number) for number in numbers)
     writer.store()
 
 
-def stop(writer: Writer) -> None:
+def stop(writer: TrailFile) -> None:
     writer.stopped()
     writer.store()
     writer.close()
