@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 from support.daemon_process import DaemonProcess
 from support.engine_runs import bench, stored
 
+approx = partial(pytest.approx, rel=1e-9)
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 REQUESTS = 8
@@ -35,13 +37,14 @@ def test_figures_are_those_of_the_load_generator_and_of_the_endpoint(
     assert [point.concurrency for point in result.points] == [1, 4]
     for point in result.points:
         file = json.loads((tmp_path / "bench" / point.driver_file).read_text())
-        assert point.output_tokens_per_s == file["output_throughput"]
-        assert point.total_tokens_per_s == file["total_token_throughput"]
-        assert point.requests_per_s == point.goodput_per_s == file["request_throughput"]
+        # Both add up the same floats, in another order.
+        assert point.output_tokens_per_s == approx(file["output_throughput"])
+        assert point.total_tokens_per_s == approx(file["total_token_throughput"])
+        assert point.requests_per_s == point.goodput_per_s == approx(file["request_throughput"])
         for name, key in (("ttft_s", "ttft"), ("tpot_s", "tpot"), ("itl_s", "itl"), ("e2e_s", "e2el")):
             its = getattr(point, name)
-            assert (its.mean, its.p50, its.p95, its.p99) == tuple(
-                file[f"{part}_{key}_ms"] / 1000 for part in ("mean", "p50", "p95", "p99")
+            assert (its.mean, its.p50, its.p95, its.p99) == approx(
+                tuple(file[f"{part}_{key}_ms"] / 1000 for part in ("mean", "p50", "p95", "p99"))
             )
         assert point.output_tokens == REQUESTS * 128
         assert point.requests_by_instance is not None
