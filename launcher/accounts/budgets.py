@@ -128,7 +128,7 @@ class BudgetState:
 
 
 class NoSums:
-    """Where no ledger is kept."""
+    """The slots while no ledger is kept."""
 
     def __init__(self, _kind: str, _name: str, _unit: str) -> None: ...
 

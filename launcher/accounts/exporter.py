@@ -62,7 +62,7 @@ class Exporter(Sink[EndedRequest]):
         )
         self._scope = Scope("launcher.tracing", version)
         self._message = b""
-        """Of all that was taken, as long as the collector did not take it."""
+        """All that was taken, encoded, as long as the collector did not take it."""
         self._unfit = 0
         """Traces among them that could not be encoded."""
         self._stopped = 0
@@ -84,13 +84,13 @@ class Exporter(Sink[EndedRequest]):
 
     @property
     def problem(self) -> Problem | None:
-        """Of the last turn: each message has a time-out, so that many of them are no stall."""
+        """That of the last turn: each message has a time-out, so that many of them are no stall."""
         return self._problem
 
     # --- the thread's side ---------------------------------------------------------------------------
 
     def write(self) -> Problem | None:
-        """What waits now, or as much as the collector takes. Later traces are for the next time: a message for each of them
+        """Send all that waits now, or as much as the collector takes. Later traces are for the next time: a message for each
         would cost more than all else."""
         problem = None if self.waiting else self._problem  # until traces are sent again
         for _ in range(0, self.waiting, BATCH):

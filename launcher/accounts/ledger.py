@@ -48,7 +48,7 @@ Sample = tuple[float, str, str, float]  # Unix time, what, name, amount
 
 
 def clock_path(ledger: Path) -> Path:
-    """Where the clock's last reading is, for the daemon's next process."""
+    """The file of the clock's last reading, for the daemon's next process."""
     return ledger.with_name(f"{ledger.name}.clock")
 
 
@@ -65,11 +65,11 @@ class Ledger(Sink[EndedRequest]):
         self.recorded = 0
         """Entries written since the start."""
         self.moved_to: Path | None = None
-        """Where a broken file of the ledger has been moved to since the start."""
+        """A broken file of the ledger that was moved aside since the start, by its new name."""
         self.file_bytes = 0
         self._clock = clock or Clock()
         self.spent = SpentSums()
-        """Of budgets and caps, in the same file."""
+        """The sums of budgets and caps, in the same file."""
         self._clock_path = clock_path(path)
         self._clock_stored: Moment | None = None
         self._clock_told = False
@@ -81,14 +81,14 @@ class Ledger(Sink[EndedRequest]):
         self._samples: list[Sample] = []
         self._file: LedgerFile | None = None
         self._unsummed: list[EndedRequest] = []
-        """Of the file before, which may prove to be damaged."""
+        """Entries that the file before had not summed up, should it prove to be damaged."""
         self._again = 0
         """How many of the next entries were `recorded` in a file that was moved aside."""
         self._prune_at = 0.0
         self._suspected = self._read_damage = False
         self._unusable = 0
         self._told_lost = 0
-        """Of `lost`, how many the file tells of, or will."""
+        """The part of `lost` that the file tells of, or will."""
         self._lost_in: Counter[int] = Counter()
         """By hour: lost entries that the file does not tell of yet."""
 
@@ -106,7 +106,7 @@ class Ledger(Sink[EndedRequest]):
         return self.refused + self._unusable
 
     def read(self, lookup: Lookup, within_s: float) -> Before:
-        """What was spent before, as far as the file tells within that time. Blocks: not for the event loop."""
+        """The spending before, as far as the file tells of it within that time. Blocks: not for the event loop."""
         self._lookup = lookup
         self.flush(within_s)
         problem = self.problem
@@ -117,7 +117,7 @@ class Ledger(Sink[EndedRequest]):
         return Before.unknown(lookup.now.wall, lookup.endpoints, why)
 
     def suspect(self) -> None:
-        """What was read of the file is damaged: it is checked in the next turn, and moved aside where that is so."""
+        """Somebody read damage: the file is checked in the next turn, and moved aside where it has any."""
         self._suspected = True
 
     # --- the thread's side ---------------------------------------------------------------------------
@@ -163,7 +163,7 @@ class Ledger(Sink[EndedRequest]):
         return problem
 
     def _answer(self) -> None:
-        """What `read` waits for; also while the file can be read, but not written."""
+        """Answer `read`; also while the file can be read, but not written."""
         lookup, self._lookup = self._lookup, None
         if lookup is None:
             return
@@ -190,7 +190,7 @@ class Ledger(Sink[EndedRequest]):
             self._clock_told = True
 
     def _damage(self) -> str:
-        """What is damaged in the file, which must be closed; "" for nothing, and where it cannot be read."""
+        """The damage of the file, which must be closed; "" for none, and where it cannot be read."""
         try:
             return damage_of(self.path)
         except LauncherError:

@@ -75,7 +75,7 @@ def ledger_path(settings: Usage, state: Path | None) -> Path:
 
 
 class DamagedLedgerError(DamagedError):
-    """What was read of a ledger is nothing that was ever written."""
+    """A ledger holds something that was never written."""
 
     def __init__(self, path: Path | None, why: object) -> None:
         name = "" if path is None else f" '{path}'"
@@ -149,7 +149,8 @@ class LedgerFile:
         self._kinds = Kinds(connection)
         self._sums = Sums(hour_of, self._stored)
         self.unsummed: list[EndedRequest] = []
-        """Of this process: written, and not in the hourly sums yet. They are lost with a file whose sums are damaged."""
+        """Entries of this process that are written, and not in the hourly sums yet. They are lost with a file whose sums are
+        damaged."""
         # Rows of `request` that the hourly sums lack.
         self._to_fold: list[tuple[Any, ...]] = []
         self._folded_at = time.monotonic()
@@ -209,7 +210,10 @@ class LedgerFile:
                 [(*key, amount) for key, amount in metered.items()],
                 "ON CONFLICT DO UPDATE SET amount = amount + excluded.amount",
             )
-        self.unsummed = [*self.unsummed, *batch] if self._to_fold else []
+        if self._to_fold:
+            self.unsummed += batch
+        else:
+            self.unsummed = []
 
     def prune(self, before: float) -> bool:
         """Delete some of the requests that ended before; whether there may be more of them."""
@@ -278,7 +282,7 @@ def open_sums(path: Path) -> sqlite3.Connection:
 
 
 def check(path: Path) -> str:
-    """What is damaged in a ledger; "" for a whole one. Reads all of it. Raises LauncherError where it cannot be read for
+    """The damage of a ledger; "" for a whole one. Reads all of it. Raises LauncherError where it cannot be read for
     another reason, or is no ledger that this version knows."""
     return database_repair.check(LEDGER, path)
 

@@ -1,6 +1,6 @@
-"""What was spent of budgets and daily caps before: as the ledger says at the daemon's start, and after the clock was set.
+"""Spending of budgets and daily caps before, as the ledger tells it at the daemon's start and after the clock was set.
 
-Of the ledger's thread, as a disk may hang.
+For the ledger's thread: a disk may hang.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class DayCost(NamedTuple):
-    """Of an overflow endpoint on a day."""
+    """The cost of an overflow endpoint on a day."""
 
     picos: int | None
     """None: the ledger does not know all of it."""
@@ -51,7 +51,7 @@ class Before(NamedTuple):
 
 
 class Lookup(NamedTuple):
-    """What is asked of the ledger."""
+    """A question to the ledger."""
 
     now: Moment
     day_at: float
@@ -62,16 +62,15 @@ class Lookup(NamedTuple):
 def read_before(path: Path, zone: ZoneInfo, lookup: Lookup) -> Before:
     """Never raises: what cannot be read is unknown, whatever the reason."""
     now, day = lookup.now, day_in(zone)(lookup.day_at)
-    costs = {name: _cost(path, name, day, now.wall) for name in lookup.endpoints}
+    costs = _costs(path, day, now.wall, lookup.endpoints) if lookup.endpoints else {}
     return Before(read_past(path, zone, now.wall, now.steady), costs)
 
 
 # --- daily caps --------------------------------------------------------------------------------------
 
-_DAY_S: Final = 86400
-_SUM: Final = (
-    "SELECT sum(picos) FROM hourly WHERE dimension = 'overflow' AND name = ? AND hour >= ? AND hour < ?"
-)
+_COSTS: Final = """
+SELECT name, sum(picos) FROM hourly WHERE dimension = 'overflow' AND hour >= ? AND hour < ? GROUP BY name
+"""
 
 
 def day_in(zone: ZoneInfo) -> Callable[[float], Day]:
@@ -80,7 +79,7 @@ def day_in(zone: ZoneInfo) -> Callable[[float], Day]:
     def day_of(now: float) -> Day:
         begin = day_begin(now, zone)
         # From noon of the next day: a day may have 25 hours.
-        return Day(begin, day_begin(begin + _DAY_S * 3 // 2, zone))
+        return Day(begin, day_begin(begin + DAY_S * 3 // 2, zone))
 
     return day_of
 
@@ -91,8 +90,8 @@ Slots = Callable[[str, str, str], StoredSum]
 def make_caps(
     endpoints: Iterable[Overflow], zone: ZoneInfo, now: Moment, stored: Slots, currency: str
 ) -> dict[str, DailyCap]:
-    """The caps by the endpoint's name, on the day that the clock was set from, if it was. What they have spent is to be
-    `begin`-ed. `stored`: the slot of a kind, name and unit."""
+    """The caps by the endpoint's name, on the day that the clock was set from, if it was. Nobody knows what they have spent
+    before `begin_caps`. `stored`: the slot of a kind, name and unit."""
     day_of = day_in(zone)
     return {
         endpoint.endpoint: DailyCap(
@@ -122,23 +121,24 @@ def begin_caps(caps: Mapping[str, DailyCap], before: Before, stored: Slots, *, a
 
 
 def spent_on(name: str, cost: DayCost, stored: Slots, begins: int) -> int | None:
-    """What an endpoint has cost on the day that began then, with what is stored; None: nobody knows."""
+    """The cost of an endpoint on the day that began then, with its stored sum; None: nobody knows."""
     kept = stored("overflow", name, "day").amount(begins)
     return cost.picos if kept is None else max(cost.picos or 0, kept)
 
 
-def _cost(path: Path, name: str, day: Day, now: float) -> DayCost:
+def _costs(path: Path, day: Day, now: float, names: Iterable[str]) -> dict[str, DayCost]:
     try:
         lost = lost_at(path, now)
         if lost is not None and lost >= day.begins:
-            return DayCost(None, "an earlier ledger was unreadable and was moved aside")
+            why = "an earlier ledger was unreadable and was moved aside"
+            return dict.fromkeys(names, DayCost(None, why))
         with contextlib.closing(open_sums(path)) as reader:
-            [amount] = reader.execute(_SUM, (name, *day)).fetchone()
-            return DayCost(int(amount or 0))
+            found = {name: int(amount) for name, amount in reader.execute(_COSTS, day)}
+            return {name: DayCost(found.get(name, 0)) for name in names}
     except NoDataError:
-        return DayCost(0)
+        return dict.fromkeys(names, DayCost(0))
     except Exception as error:
-        return DayCost(None, str(error))
+        return dict.fromkeys(names, DayCost(None, str(error)))
 
 
 # --- What the usage ledger says of the keys' spending before the daemon's start. ---

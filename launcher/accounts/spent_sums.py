@@ -1,4 +1,4 @@
-"""What budgets and daily caps have spent: sums in the usage ledger's file.
+"""Sums that budgets and daily caps have spent, in the usage ledger's file.
 
 The event loop replaces a sum with each request that ends; the ledger's thread writes it in the transaction that enters the
 request: SIGKILL loses the same moment of both. Of a damaged file that is moved aside, the sums that can still be read
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from launcher.base.database import Database, Tables
+from launcher.base.database import Database, Tables, read_only
 from launcher.base.database_repair import moved_aside
 
 # SQLite's largest integer.
@@ -33,7 +33,7 @@ class Name(NamedTuple):
 
 class Sum(NamedTuple):
     begin: int
-    """Of the period, Unix seconds."""
+    """Begin of the period, Unix seconds."""
     amount: int
     """Tokens or picos."""
 
@@ -79,7 +79,7 @@ class SpentSlot:
         self._name = name
 
     def amount(self, begin: int) -> int | None:
-        """What the file held at its opening of the period that began at `begin`, Unix seconds. None: nothing."""
+        """The sum of the period that began at `begin`, Unix seconds, as the files had it. None: they had none."""
         found = self._sums.found.get(self._name)
         return found.amount if found is not None and found.begin == begin else None
 
@@ -127,7 +127,7 @@ class SpentSums:
 
     def rescue(self, path: Path) -> bool:
         """Take what can be read of a file's sums, row by row; whether it has such a table. Never raises."""
-        with contextlib.suppress(Exception), contextlib.closing(_reader(path)) as reader:
+        with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
             for row in reader.execute(_SELECT):
                 with contextlib.suppress(DamagedSumError):
                     self._keep(*_parsed(row))
@@ -135,7 +135,7 @@ class SpentSums:
         return False
 
     def _keep(self, name: Name, sum_: Sum) -> None:
-        """Of several files the newest period counts, and in it the larger sum; of what this process wrote the last one."""
+        """Between several files the newest period counts, and in it the larger sum; this process knows its own last one."""
         known = self._known.get(name)
         if known is None or (known < sum_ and not self._is_read):
             self._known[name] = sum_
@@ -162,7 +162,3 @@ class SpentSums:
         self._known |= changed
         rows = [_row_of(name, sum_) for name, sum_ in changed.items()]
         database.insert("INSERT OR REPLACE INTO spent VALUES", rows)
-
-
-def _reader(path: Path) -> sqlite3.Connection:
-    return sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)

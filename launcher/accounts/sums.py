@@ -82,7 +82,7 @@ _FIRST_HISTOGRAM: Final = _FIRST_SECONDS + len(SECONDS)
 
 
 class Sums:
-    """Of the latest hours, as the ledger will have them when the rows of `add` are written."""
+    """The sums of the latest hours, as the ledger will have them when the rows of `add` are written."""
 
     def __init__(self, hour_of: HourOf, stored: Stored) -> None:
         self._hour_of = hour_of
@@ -130,7 +130,7 @@ class Sums:
 
 
 class _Added:
-    """What requests add to every dimension, by kind."""
+    """The sums that requests add to every dimension, by kind."""
 
     def __init__(self, rows: Sequence[tuple[Any, ...]], kinds: Mapping[int, Kind]) -> None:
         columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))

@@ -51,7 +51,7 @@ _PROVEN: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 
 
 class DamagedError(LauncherError):
-    """What was read of a file is nothing that was ever written."""
+    """A file holds something that was never written."""
 
 
 class ForeignFileError(LauncherError):
@@ -74,7 +74,7 @@ class Tables:
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What files of one kind hold, and how messages name them."""
+    """The tables of files of one kind, and their names in messages."""
 
     noun: str
     application: int
@@ -338,10 +338,14 @@ def open_reader(kind: FileKind, path: Path) -> sqlite3.Connection:
     )
 
 
+def read_only(path: Path, mode: str = "mode=ro") -> sqlite3.Connection:
+    """A connection that cannot write, to any SQLite file. `mode`: parameters of SQLite's URI. Raises sqlite3.Error."""
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_READER_BUSY_S, isolation_level=None)
+
+
 def _opened(kind: FileKind, path: Path, mode: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{mode}", uri=True, timeout=_READER_BUSY_S, isolation_level=None
-    )
+    connection = read_only(path, mode)
     with contextlib.ExitStack() as undo:
         undo.callback(connection.close)
         if version_of(kind, connection, path) == 0:

@@ -41,7 +41,7 @@ _DATABASES: Final = frozenset({".db", ".sqlite", ".sqlite3"})
 
 
 def check(kind: FileKind, path: Path) -> str:
-    """What is damaged in a file; "" for a whole one. Reads all of it. Raises LauncherError where it cannot be read for
+    """The damage of a file; "" for a whole one. Reads all of it. Raises LauncherError where it cannot be read for
     another reason, or is of no version that this one knows."""
     try:
         with closing(open_reader(kind, path)) as reader:
@@ -97,7 +97,7 @@ def lost_at(path: Path, now: float) -> float | None:
 class Restored(NamedTuple):
     path: Path
     replaced: Path | None
-    """Where the file is now that was there before."""
+    """The file that was there before, by its new name."""
     retired: tuple[Path, ...]
     """Broken files, by their new names."""
 

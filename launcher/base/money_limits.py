@@ -71,7 +71,7 @@ class DailyCap:
         return self._day.end
 
     def start(self, spent: int, *, guessed: bool = False) -> None:
-        """What requests had cost before a restart, on this day; `guessed`: until `learn` says it."""
+        """Begin with the cost of requests before a restart, on this day; `guessed`: until `learn` says it."""
         self._dated += spent
         self.known, self._guessed = True, guessed
         self._store()

@@ -44,7 +44,7 @@ class Sink(ABC, Generic[T]):
     two turns. `meanwhile`: what the log adds to a problem. `longest_retry_s`: the pause after failures doubles up to it."""
 
     level: int = logging.ERROR
-    """Of a problem in the log."""
+    """The log level of a problem."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Sink(ABC, Generic[T]):
 
     @property
     def problem(self) -> Problem | None:
-        """Of the last turn. While it had none: that the present turn hangs, of this sink or another of the same thread."""
+        """That of the last turn. While it had none: the present turn hangs, of this sink or another of the same thread."""
         if self._problem is not None:
             return self._problem
         present = None if self.writer is None else self.writer.present
@@ -130,12 +130,12 @@ class Sink(ABC, Generic[T]):
         return taken
 
     def done(self, left: Sequence[T] = ()) -> None:
-        """What was taken is written, or given up, but for what is `left`."""
+        """All that was taken is written, or given up, but for `left`."""
         self._done += len(self._taken) - len(left)
         self._taken = list(left)
 
     def failed(self, error: Exception) -> Problem:
-        """What `write` raised, in words; to be extended by what is to be tidied up then."""
+        """Put an error of `write` into words. Sinks that have something to tidy up then extend it."""
         if isinstance(error, LauncherError):
             return Problem(error.message, error.message, error.remedy)
         why, remedy = repr(error), "report this with the daemon's log"
@@ -177,7 +177,6 @@ class Writer:
             sink.writer = self
         self._changed = threading.Condition()
         self._until: float | None = None
-        self.name = name
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
@@ -246,7 +245,7 @@ class Writer:
 
 
 class _Turns:
-    """Of one sink."""
+    """The turns of one sink."""
 
     def __init__(self, sink: Sink[Any]) -> None:
         self.sink = sink

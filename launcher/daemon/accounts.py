@@ -29,7 +29,7 @@ from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
 from launcher.base.writer import Writer
-from launcher.config.schema import Config, Telemetry, Usage
+from launcher.config.schema import Config, Usage
 from launcher.control.handlers import ControlAction
 from launcher.proxy.ended import Accounting
 from launcher.proxy.observability.timelines import RequestTracing
@@ -64,7 +64,8 @@ Occupancy = Callable[[], Mapping[int, Occupied]]
 
 
 class Accounts:
-    """Raises LauncherError for a time zone that this machine does not know, and for daily caps without a state folder."""
+    """Raises LauncherError for a time zone that this machine does not know, for daily caps without a state folder, and for
+    unusable headers of traces in the environment."""
 
     def __init__(
         self, config: Config, environ: Mapping[str, str] = os.environ, clock: Clock | None = None
@@ -104,14 +105,15 @@ class Accounts:
             None if folder is None else AuditTrail(folder, config.audit, launcher.__version__, clock)
         )
         self._audit_folder = folder
-        self._traces = self._exporter(config.telemetry)
-        # A thread for each: where one hangs, or checks a large file, the others go on.
+        endpoint = config.telemetry.otlp_endpoint
+        self._traces = Exporter(endpoint, launcher.__version__) if endpoint else None
+        # A thread for each: where one hangs, or checks a large file, the others go on. By their times for the last turn.
         self._writers = [
-            Writer(name, [sink])
-            for name, sink in (
-                ("audit", self._audit),
-                ("usage ledger", self.ledger),
-                ("traces", self._traces),
+            (Writer(name, [sink]), within_s)
+            for name, sink, within_s in (
+                ("audit", self._audit, STOP_S),
+                ("usage ledger", self.ledger, STOP_S),
+                ("traces", self._traces, FLUSH_S),
             )
             if sink is not None
         ]
@@ -119,13 +121,8 @@ class Accounts:
         self._meter: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
-    def _exporter(self, telemetry: Telemetry) -> Exporter | None:
-        """Raises LauncherError for unusable headers in the environment."""
-        endpoint = telemetry.otlp_endpoint
-        return Exporter(endpoint, launcher.__version__) if endpoint else None
-
     def _told(self, accounting: Accounting, config: Config) -> Accounting:
-        """Who is told of ended requests."""
+        """With all that are told of ended requests."""
         if self.ledger is not None:
             accounting = replace(accounting, record=_both(self.ledger.put, self.budgets.spend))
         if self._audit is not None:
@@ -144,7 +141,7 @@ class Accounts:
         `occupancy`: of each slot."""
         if self._no_ledger:
             log.error("%s", self._no_ledger)
-        for writer in self._writers:
+        for writer, _ in self._writers:
             writer.start()
         if self._audit is not None:  # the first line is on the disk, or could not be written
             await asyncio.to_thread(self._audit.flush, START_S)
@@ -203,8 +200,8 @@ class Accounts:
             meter.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await meter
-        for writer in self._writers:
-            await asyncio.to_thread(writer.stop, FLUSH_S if writer.name == "traces" else STOP_S)
+        for writer, within_s in self._writers:
+            await asyncio.to_thread(writer.stop, within_s)
 
     # --- control actions, for the audit trail --------------------------------------------------------
 

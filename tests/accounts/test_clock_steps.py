@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
-from support.deployments import made
+from support.deployments import CLOUD, made
 from support.fakes import until
 from support.hand_clock import DAY_S, HOUR_S, STEPS_S, HandClock
 from support.history_rows import row
@@ -37,14 +37,6 @@ from launcher.telemetry.history import History
 from launcher.telemetry.history_file import HOUR, MemoryStore
 
 NOON = 1_795_132_800.0 + 12 * HOUR_S  # Friday, 2026-11-20, UTC
-CLOUD = {
-    "url": "http://h/v1",
-    "name": "cloud",
-    "models": {"m": "b"},
-    "max_per_day": 5,
-    "input": 1,
-    "output": 1,
-}
 PERIODS = ("day", "week", "month")
 
 

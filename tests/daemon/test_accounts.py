@@ -14,7 +14,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
-from support.deployments import made
+from support.deployments import CLOUD, made
 from support.fakes import until
 
 from launcher.accounts import ledger
@@ -149,16 +149,6 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
-    cloud = (
-        {
-            "url": "http://h/v1",
-            "name": "cloud",
-            "models": {"m": "b"},
-            "max_per_day": 5,
-            "input": 1,
-            "output": 1,
-        },
-    )
     path = tmp_path / "usage" / "usage.db"
     first = accounts(tmp_path)
     await first.start(dict)
@@ -171,7 +161,7 @@ async def test_a_ledger_that_could_not_be_read_is_tried_again(
         [version] = connection.execute("PRAGMA user_version").fetchone()
     # One of a newer version cannot be read.
     change(path, "CREATE TABLE tomorrow (x); PRAGMA user_version = 99")
-    second = accounts(tmp_path, proxy={"overflow": cloud})
+    second = accounts(tmp_path, proxy={"overflow": (CLOUD,)})
     await second.start(dict)
     assert spent(second) is None
     assert not second.accounting.caps["cloud"].known
@@ -223,15 +213,7 @@ async def test_a_disk_that_hangs_delays_the_start_only(
     monkeypatch.setattr(writer, "STALL_S", 0.05)
     monkeypatch.setattr(module, "load_reading", hang)
     monkeypatch.setattr(ledger, "LedgerFile", Hanging)
-    cloud = {
-        "url": "http://h/v1",
-        "name": "cloud",
-        "models": {"m": "b"},
-        "max_per_day": 5,
-        "input": 1,
-        "output": 1,
-    }
-    second = accounts(tmp_path, proxy={"overflow": (cloud,)})
+    second = accounts(tmp_path, proxy={"overflow": (CLOUD,)})
     await second.start(dict)
     assert not goes_on.is_set()
     assert spent(second) is None
@@ -243,16 +225,6 @@ async def test_a_disk_that_hangs_delays_the_start_only(
     await until(lambda: second.accounting.caps["cloud"].known)
     await until(lambda: second.warnings() == ())
     await second.stop()
-
-
-CLOUD = {
-    "url": "http://h/v1",
-    "name": "cloud",
-    "models": {"m": "b"},
-    "max_per_day": 5,
-    "input": 1,
-    "output": 1,
-}
 
 
 def spent_before(path: Path) -> None:

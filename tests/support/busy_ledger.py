@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from launcher.accounts import ledger as module
@@ -25,18 +26,24 @@ def entry(number: int, now: float) -> EndedRequest:
     )  # fmt: skip
 
 
+def enter(ledger: Ledger, number: int, then: Callable[[int], None] = lambda _number: None) -> None:
+    """Entries from `number` on, PER_S each second, for ever. `then`: called after each, with the next number."""
+    began, first = time.monotonic(), number
+    while True:
+        while number - first < (time.monotonic() - began) * PER_S:
+            ledger.put(entry(number, time.time()))
+            number += 1
+            then(number)
+        time.sleep(0.001)
+
+
 def main() -> None:
     path, number, batch_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     setattr(module, "BATCH_S", batch_s)  # noqa: B010  mypy refuses a plain assignment of a constant
     ledger = Ledger(Usage(), path)
     Writer("usage ledger", [ledger]).start()
     print("started", flush=True)
-    began, sent = time.monotonic(), 0
-    while True:
-        while sent < (time.monotonic() - began) * PER_S:
-            ledger.put(entry(number + sent, time.time()))
-            sent += 1
-        time.sleep(0.001)
+    enter(ledger, number)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,12 @@ def lame(spawner: FakeSpawner, *slots: int) -> None:
 MACHINE = Machine(cores=8).topology()
 
 
+# An overflow endpoint with a daily cap.
+CLOUD = {
+    "url": "http://h/v1", "name": "cloud", "models": {"m": "b"}, "max_per_day": 5, "input": 1, "output": 1,
+}  # fmt: skip
+
+
 def made(**more: Any) -> Deployment:
     """Two instances of four cores each, but for `more`."""
     tree: dict[str, Any] = {

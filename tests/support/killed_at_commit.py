@@ -10,11 +10,10 @@ import os
 import signal
 import sqlite3
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.busy_ledger import PER_S, entry
+from support.busy_ledger import enter
 
 from launcher.accounts.ledger import Ledger
 from launcher.base.database import Database
@@ -60,13 +59,7 @@ def main() -> None:
     ledger = Ledger(Usage(), path)
     slot = ledger.spent.slot(*KEY)
     Writer("usage ledger", [ledger]).start()
-    began, sent = time.monotonic(), 0
-    while True:
-        while sent < (time.monotonic() - began) * PER_S:
-            ledger.put(entry(number + sent, time.time()))
-            sent += 1
-            slot.store(BEGIN, number + sent)
-        time.sleep(0.001)
+    enter(ledger, number, lambda following: slot.store(BEGIN, following))
 
 
 if __name__ == "__main__":

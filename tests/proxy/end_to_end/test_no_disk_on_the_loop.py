@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deployments import made
+from support.deployments import CLOUD, made
 from support.keys import new_key
 from support.otlp_receiver import receiving
 from support.proxy_under_test import Build, until
@@ -31,9 +31,6 @@ CALLS = (
     "write", "writev",
 )  # fmt: skip
 EVENTS = ("open", "os.", "shutil.", "sqlite3.", "subprocess.", "fcntl.")
-CLOUD = {
-    "url": "http://h/v1", "name": "cloud", "models": {"m": "b"}, "max_per_day": 5, "input": 1, "output": 1,
-}  # fmt: skip
 
 
 class Watch:
