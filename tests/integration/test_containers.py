@@ -197,13 +197,18 @@ def back(daemon: DaemonProcess, slot: int, generation: int) -> dict[str, Any]:
     return found
 
 
+def main_process(daemon: DaemonProcess, slot: int) -> psutil.Process:
+    """A ready slot's: the daemon looks for it in intervals, so it can be found after the instance is ready."""
+    return psutil.Process(eventually(lambda: daemon.slot(slot)["pid"], what="its main process to be found"))
+
+
 def test_two_slots_in_containers(start: Start, runtime: Runtime) -> None:
     daemon = start("--token-s", "0.01", "--children", "2")
     slots = daemon.wait_ready(2)["slots"]
     assert len(runtime.containers()) == 2
     for slot in slots:
         # The slot's process is the container's, not the client's; the kernel confines all of it to the slot.
-        main = psutil.Process(slot["pid"])
+        main = main_process(daemon, slot["slot"])
         assert status_of(main.pid)["NSpid"].split()[-1] == "1"
         processes = [main, *main.children(recursive=True)]
         assert len(processes) == 4, "an init, the engine, and two children of its"
@@ -242,7 +247,8 @@ def test_killed_processes_leave_no_container(start: Start, runtime: Runtime) -> 
     names = runtime.containers()
     for victim, slot in (("client", 0), ("shim", 1), ("engine", 0)):
         before = daemon.slot(slot)
-        processes = [psutil.Process(before["pid"]), *psutil.Process(before["pid"]).children(recursive=True)]
+        main = main_process(daemon, slot)
+        processes = [main, *main.children(recursive=True)]
         client = client_of(daemon, slot)
         shim = client.parent()
         assert shim is not None
@@ -261,7 +267,8 @@ def test_killed_processes_leave_no_container(start: Start, runtime: Runtime) -> 
 
 def test_the_next_daemon_removes_containers_left_behind(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
-    mains = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
+    daemon.wait_ready(2)
+    mains = [main_process(daemon, slot) for slot in (0, 1)]
     shims = [client_of(daemon, slot).ppid() for slot in (0, 1)]
     # All at once, as systemd kills a unit, so that no process sees another one exit.
     everybody = [daemon.process.pid, *shims]
@@ -270,10 +277,10 @@ def test_the_next_daemon_removes_containers_left_behind(start: Start, runtime: R
             os.kill(pid, name)
     daemon.process.wait()
     assert len(runtime.containers()) == 2
-    assert all(psutil.pid_exists(pid) for pid in mains), "the containers go on"
+    assert all(main.is_running() for main in mains), "the containers go on"
     again = start("--children", "2", folder=daemon.folder)
     again.wait_ready(2)
-    assert not any(psutil.pid_exists(pid) for pid in mains)
+    assert not any(main.is_running() for main in mains)
     assert len(runtime.containers()) == 2
 
 
