@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "instances": {
         "base", "config.schema", "engines", "machine", "models.identity", "plan.plan", "telemetry.engine_metrics",
     },
-    "accounts": {"base", "config.schema", "config.usage_schema"},
+    "accounts": {"base", "config.schema", "config.usage_schema", "telemetry.load_table"},
     "keys": {"base", "accounts.budgets", "accounts.spending"},
     "balancing": {"base.address", "config.schema"},
     "proxy": {
@@ -114,7 +114,7 @@ PURE = {
       for name in (ROOT / package).glob("[a-z]*.py") if name.stem not in {"reader", "weight_files"}),
     *(f"proxy.{package}.{name.stem}" for package in ("http1", "openai", "continuation", "request")
       for name in (ROOT / "proxy" / package).glob("[a-z]*.py") if name.stem != "template_probe"),
-    "telemetry.engine_metrics", "telemetry.history", "telemetry.history_columns", "telemetry.merge",
+    "telemetry.engine_metrics", "telemetry.history", "telemetry.history_columns", "telemetry.load_rows", "telemetry.merge",
     "telemetry.quantiles",
 }  # fmt: skip
 EFFECTS = {"asyncio", "os", "subprocess", "socket", "time", "random"}

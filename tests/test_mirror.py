@@ -33,7 +33,6 @@ SEVERAL_MODULES = {
     "dashboard/test_palette": "the colours of static/style.css",
     "dashboard/test_picture_colours": "the colours of static/picture.css",
     "fleet/test_kubernetes": "configs/kubernetes",
-    "telemetry/test_kill": "recorder, history and file, by a process that is killed",
     "instances/test_adoption": "supervisor and slot controller after a daemon restart",
     "instances/test_spawner_contract": "what both spawners promise",
     "plan/test_amd_golden": "planner and engines against AMD's published pattern",

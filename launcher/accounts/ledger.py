@@ -20,7 +20,7 @@ from launcher.accounts.request_rows import usable
 from launcher.accounts.spent_before import Before, Lookup, read_before
 from launcher.accounts.spent_sums import SpentSums
 from launcher.base.clock import Clock, Moment, store_reading
-from launcher.base.database import is_damage, is_proven
+from launcher.base.database import MirroredTable, is_damage, is_proven
 from launcher.base.errors import LauncherError, reason
 from launcher.base.writer import Problem, Sink
 from launcher.config.schema import Usage
@@ -54,9 +54,11 @@ def clock_path(ledger: Path) -> Path:
 
 class Ledger(Sink[EndedRequest]):
     """Raises LauncherError for a zone that this machine does not know. An entry is in the file BATCH_S after its `put`, and
-    until then only in memory."""
+    until then only in memory. `mirrored`: tables of others in the same file."""
 
-    def __init__(self, settings: Usage, path: Path, clock: Clock | None = None) -> None:
+    def __init__(
+        self, settings: Usage, path: Path, clock: Clock | None = None, mirrored: Sequence[MirroredTable] = ()
+    ) -> None:
         super().__init__(
             log, f"the usage ledger '{path}'", most=MOST_WAITING, every_s=BATCH_S,
             meanwhile="requests are served, their entries wait in memory",
@@ -70,6 +72,7 @@ class Ledger(Sink[EndedRequest]):
         self._clock = clock or Clock()
         self.spent = SpentSums()
         """The sums of budgets and caps, in the same file."""
+        self._mirrored = (self.spent, *mirrored)
         self._clock_path = clock_path(path)
         self._clock_stored: Moment | None = None
         self._clock_told = False
@@ -201,14 +204,14 @@ class Ledger(Sink[EndedRequest]):
             log.error("usage ledger '%s' was removed by somebody; a new one begins", self.path)
             self._close()
         if self._file is None:
-            self._file = LedgerFile(self.path, self._zone, self._hour_of, self._clock.wall(), self.spent)
+            self._file = LedgerFile(self.path, self._zone, self._hour_of, self._clock.wall(), self._mirrored)
             self._unsummed = []
         return self._file
 
     def _write_slice(self, file: LedgerFile) -> bool:
         """Whether there may be more to write."""
         batch, samples = self.take(_SLICE), self._samples[:_SLICE]
-        if not (batch or samples or self._lost_in or self.spent.waiting):
+        if not (batch or samples or self._lost_in or any(table.waiting for table in self._mirrored)):
             return False
         try:
             file.write(batch, self._metered(samples))
@@ -261,7 +264,8 @@ class Ledger(Sink[EndedRequest]):
 
     def _move_aside(self, damage: str) -> Problem:
         path = self.path
-        self.spent.rescue(path)
+        for table in self._mirrored:
+            table.rescue(path)
         try:
             moved = move_aside(path, self._clock.wall())
         except LauncherError as refused:

@@ -3,7 +3,7 @@
 `request` and `request_kind` have the single requests: launcher.accounts.request_rows. `hourly` has their sums, but for the
 requests with ids above `summed_to` of `meta`: the writer sums up many at a time, and a reader adds the rest (`open_sums`).
 `metered` has what was measured over an hour besides requests: ("ready_s", slot), ("busy_s", slot), ("joules", package),
-("lost", ""): entries of requests that could not be written.
+("lost", ""): entries of requests that could not be written. `load` has the history: launcher.telemetry.load_table.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from launcher.accounts.sums import (
     Sums,
 )
 from launcher.base import database, database_repair
-from launcher.base.database import DamagedError, Database, FileKind, Tables
+from launcher.base.database import DamagedError, Database, FileKind, MirroredTable, Tables
 from launcher.base.database_repair import Restored
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Usage
+from launcher.telemetry.load_table import LOAD, LoadTable
 
 Metered = Mapping[tuple[str, int, str], float]
 """(what, hour, name) -> amount."""
@@ -126,7 +127,7 @@ LEDGER: Final = FileKind(
     noun="usage ledger",
     # "numa"
     application=0x6E756D61,
-    tables=(Tables((_TABLES,), _check_rows), REQUESTS, SPENT),
+    tables=(Tables((_TABLES,), _check_rows), REQUESTS, SPENT, LOAD),
     damaged=DamagedLedgerError,
     rename="name another file in [usage] path",
     choose="name another file with --file",
@@ -140,10 +141,10 @@ class LedgerFile:
     error it must be closed."""
 
     def __init__(
-        self, path: Path, zone: str, hour_of: HourOf, now: float, spent: SpentSums | None = None
+        self, path: Path, zone: str, hour_of: HourOf, now: float, mirrored: Sequence[MirroredTable] = ()
     ) -> None:
         self.path = path
-        self._spent = SpentSums() if spent is None else spent
+        self._mirrored = mirrored
         self.database = Database(LEDGER, path)
         self._connection = connection = self.database.connection
         self._kinds = Kinds(connection)
@@ -169,7 +170,8 @@ class LedgerFile:
                 for number, kind in kinds.items():
                     self._kinds.learn(number, kind)
                 self._fold()
-                self._spent.opened(connection)
+                for table in self._mirrored:
+                    table.opened(connection)
                 # Damage of the sums is found before a request is entered.
                 self._sums.read(hour_of(now))
         except BaseException:
@@ -198,7 +200,8 @@ class LedgerFile:
     def write(self, batch: Sequence[EndedRequest], metered: Metered) -> None:
         """All of it or nothing."""
         with self._transaction():
-            self._spent.write(self.database)
+            for table in self._mirrored:
+                table.write(self.database)
             rows = rows_of(batch, self._last + 1, self._kinds)
             self.database.insert(INSERT, rows)
             self._last += len(rows)
@@ -294,20 +297,21 @@ def move_aside(path: Path, now: float) -> Path:
 
 def restore(path: Path, backup: Path, now: float) -> tuple[Restored, float | None]:
     """Put a copy of a backup in the place of the ledger; also return when its last request ended, Unix time (None: it has
-    none). What budgets and caps have spent is not restored: the larger sums of the files before count. Raises
-    LauncherError."""
+    none). What budgets and caps have spent is not restored: the larger sums of the files before count. The history gets the
+    rows of all files. Raises LauncherError."""
     found = database_repair.restore(LEDGER, path, backup, now)
-    sums = SpentSums()
-    for before in (found.replaced, *found.retired):
-        if before is not None:
-            sums.rescue(before)
+    mirrored: tuple[MirroredTable, ...] = (SpentSums(), LoadTable(lambda: int(now * 1000)))
+    for before in filter(None, (found.replaced, *found.retired)):
+        for table in mirrored:
+            table.rescue(before)
     try:
         with contextlib.closing(Database(LEDGER, path)) as file, file.transaction() as connection:
-            sums.opened(connection)
-            sums.write(file)
+            for table in mirrored:
+                table.opened(connection)
+                table.write(file)
     except (sqlite3.Error, OSError) as error:
         raise LauncherError(
-            f"restored '{path}', but cannot keep what budgets have spent since: {error}",
+            f"restored '{path}', but cannot keep what budgets have spent, and the load, since: {error}",
             f"see that the disk of '{path.parent}' has space, and restore the backup again",
         ) from None
     with contextlib.closing(open_reader(path)) as reader:

@@ -108,12 +108,11 @@ class SpentSums:
         with self._lock:
             self._changed[name] = sum_
 
+    # --- the ledger's thread, see MirroredTable ------------------------------------------------------
+
     @property
     def waiting(self) -> bool:
-        """Whether there is something to `write`."""
         return bool(self._changed)
-
-    # --- the thread ----------------------------------------------------------------------------------
 
     def read(self, path: Path) -> None:
         """Once, before anything is written: what can be read of the file and of damaged ones that were moved aside; also of
@@ -126,7 +125,6 @@ class SpentSums:
         self.found = dict(self._known)
 
     def rescue(self, path: Path) -> bool:
-        """Take what can be read of a file's sums, row by row; whether it has such a table. Never raises."""
         with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
             for row in reader.execute(_SELECT):
                 with contextlib.suppress(DamagedSumError):
@@ -141,7 +139,7 @@ class SpentSums:
             self._known[name] = sum_
 
     def opened(self, connection: sqlite3.Connection) -> None:
-        """A file was opened for writing: it is to have all sums. Raises sqlite3.Error, and DamagedSumError."""
+        """Raises DamagedSumError, too."""
         there = dict(map(_parsed, connection.execute(_SELECT)))
         for name, sum_ in there.items():
             self._keep(name, sum_)
@@ -156,7 +154,6 @@ class SpentSums:
             self.found, self._is_read = dict(self._known), True
 
     def write(self, database: Database) -> None:
-        """Within a transaction. Where that fails, the file must be opened again."""
         with self._lock:
             changed, self._changed = self._changed, {}
         self._known |= changed

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from launcher.base.errors import LauncherError, reason
 
@@ -70,6 +70,24 @@ class Tables:
     """Step n is the SQL that brings them from version n of the file to n + 1; "" where they stay as they are."""
     check: Callable[[sqlite3.Connection], str]
     """Returns what is wrong with rows that SQLite itself takes for whole; "" for nothing."""
+
+
+class MirroredTable(Protocol):
+    """A table whose rows are all in memory, too, and change there: the file has them for the next process. The methods are
+    for the thread that writes the file."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to `write`."""
+
+    def rescue(self, path: Path) -> bool:
+        """Take what can be read of a damaged or replaced file, row by row; whether it has such a table. Never raises."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        """A file was opened for writing: take what it has, and `write` what it lacks. Raises sqlite3.Error, DamagedError."""
+
+    def write(self, database: Database) -> None:
+        """Within a transaction. Where that fails, the file must be opened again. Raises sqlite3.Error."""
 
 
 @dataclass(frozen=True, slots=True)

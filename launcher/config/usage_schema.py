@@ -101,13 +101,10 @@ class Telemetry(Section, frozen=True):
     history: Annotated[
         bool,
         doc(
-            "Keep the history that the dashboard shows: 2 s for an hour, 60 s for a day, 10 minutes for 90 days. At most "
-            "8 MB."
+            "Keep the history that the dashboard shows, in the file of [usage] path: 2 s for an hour, 60 s for a day, "
+            "10 minutes for 90 days."
         ),
     ] = True
-    history_path: Annotated[
-        str | None, doc("File of the history. Default: history/history.bin in the state folder.")
-    ] = None
     otlp_endpoint: Annotated[
         str,
         doc(

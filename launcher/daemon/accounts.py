@@ -1,4 +1,4 @@
-"""What the daemon keeps of the requests that ended: built here, started before the proxy, stopped after it."""
+"""What the daemon keeps of ended requests, and of the load: built here, started before the proxy, stopped after it."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from launcher.control.handlers import ControlAction
 from launcher.proxy.ended import Accounting
 from launcher.proxy.observability.timelines import RequestTracing
 from launcher.telemetry import metrics
+from launcher.telemetry.load_table import LoadTable
 from launcher.telemetry.machine_metrics import Values
 
 log = logging.getLogger("launcher.daemon")
@@ -72,15 +73,20 @@ class Accounts:
     ) -> None:
         self.ledger: Ledger | None = None
         """None where [usage] disables it, and for a user without a state folder."""
-        self._no_ledger = ""
+        self.load = LoadTable(lambda: int(self.clock.wall() * 1000)) if config.telemetry.history else None
+        """The history of the load, None where [telemetry] disables it."""
+        self._file: Ledger | None = None
+        """The writer of the file that the ledger and the history have together."""
+        self._no_file = ""
         path: Path | None = None
-        if config.usage.enabled:
+        if config.usage.enabled or self.load is not None:
             try:
                 path = _path(config.usage, environ)
             except LauncherError as error:
                 if any(endpoint.max_per_day is not None for endpoint in config.proxy.overflow):
                     raise
-                self._no_ledger = f"cannot keep the usage ledger: {error.message}; set [usage] path"
+                kept = "the usage ledger" if config.usage.enabled else "the history after the daemon's end"
+                self._no_file = f"cannot keep {kept}: {error.message}; set [usage] path"
         if clock is None:
             last = None if path is None else within(START_S, partial(load_reading, clock_path(path)))
             clock = Clock(last=last)
@@ -88,12 +94,16 @@ class Accounts:
         self._allow_unknown = config.usage.when_unknown == "allow"
         self._stored: Slots = NoSums
         if path is not None:
-            self.ledger = Ledger(config.usage, path, clock)
+            self._file = Ledger(config.usage, path, clock, [] if self.load is None else [self.load])
+        if config.usage.enabled and self._file is not None:
+            self.ledger = self._file
             self._stored = self.ledger.spent.slot
         self._zone = zone = zone_of(config.usage.zone)
-        self.budgets = Budgets(rules_of(config)._replace(enabled=path is not None), zone, clock, self._stored)
+        self.budgets = Budgets(
+            rules_of(config)._replace(enabled=self.ledger is not None), zone, clock, self._stored
+        )
         self._caps: dict[str, DailyCap] = {}
-        if path is not None:
+        if self.ledger is not None:
             now, currency = clock.now(), config.cost.currency
             self._caps = make_caps(config.proxy.overflow, zone, now, self._stored, currency)
         self.accounting = Accounting(
@@ -112,7 +122,7 @@ class Accounts:
             (Writer(name, [sink]), within_s)
             for name, sink, within_s in (
                 ("audit", self._audit, STOP_S),
-                ("usage ledger", self.ledger, STOP_S),
+                ("usage ledger", self._file, STOP_S),
                 ("traces", self._traces, FLUSH_S),
             )
             if sink is not None
@@ -139,8 +149,8 @@ class Accounts:
         """Before the proxy accepts its first request. A file that cannot be written is said in the log, and is no error.
 
         `occupancy`: of each slot."""
-        if self._no_ledger:
-            log.error("%s", self._no_ledger)
+        if self._no_file:
+            log.error("%s", self._no_file)
         for writer, _ in self._writers:
             writer.start()
         if self._audit is not None:  # the first line is on the disk, or could not be written
@@ -229,7 +239,7 @@ class Accounts:
 
     def folders(self) -> dict[str, Path]:
         """Folders that are written to, by what is kept there."""
-        ledger = {} if self.ledger is None else {"usage": self.ledger.path.parent}
+        ledger = {} if self._file is None else {"usage": self._file.path.parent}
         trail = {} if self._audit_folder is None else {"audit": self._audit_folder}
         return ledger | trail
 
@@ -260,14 +270,14 @@ class Accounts:
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
-        found = [self._no_ledger] if self._no_ledger else []
-        for sink in (self.ledger, self._audit, self._traces):
+        found = [self._no_file] if self._no_file else []
+        for sink in (self._file, self._audit, self._traces):
             if sink is not None and (problem := sink.problem) is not None:
                 counts = f"{sink.waiting} entries wait, {sink.lost} are lost"
                 found.append("; ".join(filter(None, (problem.text, counts, problem.remedy))))
-        if self.ledger is not None and self.ledger.moved_to is not None:
+        if self._file is not None and self._file.moved_to is not None:
             found.append(
-                f"the usage ledger was broken: the file is now '{self.ledger.moved_to}', and a new one began; to restore a "
+                f"the usage ledger was broken: the file is now '{self._file.moved_to}', and a new one began; to restore a "
                 "backup: stop the daemon, `numa-launcher usage restore BACKUP`, start it"
             )
         lacks = [sink for sink in (self.ledger, self._audit) if sink is not None and sink.lost]

@@ -1,84 +1,97 @@
-"""The daemon's history: what is read every 2 s, where the file is, and its recorder."""
+"""The daemon's history of the load: what is read every 2 s, and answers."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from pathlib import Path
+from typing import Final
 
-from launcher.base.errors import LauncherError, NotFoundError
-from launcher.base.files import state_folder
-from launcher.config.schema import Telemetry
+from launcher.base.background import Failures
+from launcher.base.errors import NotFoundError
 from launcher.instances.progress import Progress
 from launcher.instances.slot_controller import SlotController
 from launcher.instances.slot_state import State
 from launcher.machine.oom import NodeMemory, node_memory
 from launcher.proxy.server import ProxyServer
 from launcher.telemetry.engine_metrics import EngineCounts
-from launcher.telemetry.history_file import SUFFIX
-from launcher.telemetry.recorder import Recorder, Sample, SlotSample
+from launcher.telemetry.history import HOUR, Reply
+from launcher.telemetry.load_rows import Sample, Sampling, SlotSample
+from launcher.telemetry.load_table import LoadTable
+
+log = logging.getLogger("launcher.history")
+
+_STEP_S: Final = HOUR.step_ms / 1000
 
 
 class LoadHistory:
-    """Off where [telemetry] says so. `controllers`: of the slots; `busy`: share of each CPU since the last call;
-    `cost_per_hour`: None without a price."""
+    """`table`: None where [telemetry] disables it. `controllers`: of the slots; `busy`: share of each CPU since the last
+    call; `cost_per_hour`: None without a price."""
 
     def __init__(
         self,
-        settings: Telemetry,
+        table: LoadTable | None,
         proxy: ProxyServer,
         controllers: Callable[[], Mapping[int, SlotController]],
         busy: Callable[[], Awaitable[Mapping[int, float]]],
         cost_per_hour: Callable[[], float | None],
         *,
-        environ: Mapping[str, str] = os.environ,
         read_memory: Callable[[Iterable[int]], tuple[NodeMemory, ...]] = node_memory,
         clock: Callable[[], float] | None = None,
+        wall: Callable[[], float] = time.time,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`clock`: monotonic; the event loop's by default."""
+        self._table = table
         self._proxy = proxy
         self._controllers = controllers
         self._busy = busy
         self._cost_per_hour = cost_per_hour
         self._read_memory = read_memory
         self._clock = clock or asyncio.get_running_loop().time
+        self._wall = wall
+        self._sleep = sleep
         self._since = self._clock()
-        self._no_path = ""
-        self._file = self._path(settings, environ) if settings.history else None
-        self.recorder = Recorder(self._file, self.sample) if settings.history else None
+        self._sampling = Sampling()
+        self.failures = Failures(log, "record the history")
 
-    def _path(self, settings: Telemetry, environ: Mapping[str, str]) -> Path | None:
-        if settings.history_path is not None:
-            return Path(settings.history_path).absolute()
-        try:
-            # A folder of its own: instances may write into the service's state folder.
-            return state_folder(None, environ, os.geteuid()) / "history" / f"history{SUFFIX}"
-        except LauncherError as error:
-            self._no_path = f"the history is kept in memory: {error.message}; set [telemetry] history_path"
-            return None
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        if self._table is None:
+            return
+        ms = await self._next(0)
+        while True:
+            rows = self._sampling.rows(await self.sample(), ms)
+            await asyncio.to_thread(self._table.add, rows)
+            self.failures.end()
+            ms = await self._next(ms)
 
-    def folders(self) -> dict[str, Path]:
-        """The folder that is written to, by what is kept there; empty without a file."""
-        return {} if self._file is None else {"history": self._file.parent}
+    async def _next(self, last: int) -> int:
+        """Sleep until a step after `last` ends; its end. The clock may be set meanwhile."""
+        now = self._wall()
+        wait_s = _STEP_S - now % _STEP_S
+        if round((now + wait_s) / _STEP_S) * HOUR.step_ms == last:
+            wait_s += _STEP_S  # it woke up a moment before the step's end
+        await self._sleep(wait_s)
+        return round(self._wall() / _STEP_S) * HOUR.step_ms
 
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of it."""
-        said = () if self.recorder is None else self.recorder.warnings
-        return (self._no_path, *said) if self._no_path else said
+        return (f"the history is not recorded: {self.failures.last}",) if self.failures.count else ()
 
     async def answer(self, span: str, after: int, slots: str) -> bytes:
-        """Raises LauncherError."""
-        if self.recorder is None:
+        """The reply of ``GET /v1/history``. Raises LauncherError."""
+        if self._table is None:
             raise NotFoundError(
                 "cannot show the history: it is off",
                 "set history = true in [telemetry] and restart the daemon",
             )
-        return await self.recorder.answer(span, after, slots)
-
-    async def close(self) -> None:
-        if self.recorder is not None:
-            await self.recorder.close()
+        text = bytearray()
+        for part in Reply(self._table.find(span, after), slots).parts():
+            text += part
+            await asyncio.sleep(0)
+        return bytes(text)
 
     async def sample(self) -> Sample:
         memory, busy = await asyncio.gather(asyncio.to_thread(self._free_bytes), self._busy())

@@ -105,7 +105,7 @@ class MachineStatus:
     drift: tuple[str, ...]
     """How the machine differs from the one that was planned with, one line each."""
     disks: tuple[Disk, ...]
-    """The file systems of ledger, history and audit trail."""
+    """The file systems of ledger with history, and audit trail."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -132,7 +132,7 @@ class Daemon:
         )
         self.cpu_busy = CpuBusy()
         self.history = LoadHistory(
-            config.telemetry,
+            self.accounts.load,
             self.proxy,
             lambda: self.supervisor.controllers,
             self.cpu_busy.shares,
@@ -140,7 +140,7 @@ class Daemon:
         )
         self.sample = MachineSample(
             lambda: [node.id for node in self.operations.deployment.topology.numa_nodes],
-            self.accounts.folders() | self.history.folders(),
+            self.accounts.folders(),
         )
         self.operations = Operations(
             deployment, self.supervisor, self.prober, self.proxy, self.ring, reread=reread,
@@ -206,7 +206,6 @@ class Daemon:
             await self.proxy.stop(0)
             await self.control.stop()
             await self.accounts.stop()
-            await self.history.close()
             await self.spawner.close(for_good=self._for_good)
 
     async def _open(self, ready: Sequence[socket.socket]) -> None:
@@ -245,10 +244,8 @@ class Daemon:
                     group.create_task(self.outdated.run(), name="outdated"),
                     group.create_task(self.sample.run(), name="machine sample"),
                     group.create_task(persist(self.costs.run, self.costs.failures), name="costs"),
+                    group.create_task(persist(self.history.run, self.history.failures), name="history"),
                 ]
-                if self.history.recorder is not None:
-                    recorder = self.history.recorder
-                    owners.append(group.create_task(persist(recorder.run, recorder.failures), name="history"))
                 if ready:
                     owners.append(group.create_task(self._open_when_adopted(ready), name="listener"))
                 await self._stop_asked.wait()

@@ -6,122 +6,153 @@ so that a restart in the middle of a step loses none of it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Final
+from itertools import chain, islice
+from typing import Final, NamedTuple
 
 import msgspec
 
-from launcher.telemetry.history_columns import HIT_RATE, HOST, KEPT, SLOT, Row, thin
-from launcher.telemetry.history_file import DAY, HOUR, QUARTER, SPANS, Ring, Store, rings
-
-_LONGER: Final = (DAY, QUARTER)
+from launcher.telemetry.history_columns import HIT_RATE, HOST, KEPT, SLOT, Row, row_of, text_of, thin
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """Where the rows are that end in (after, until]."""
+class Span:
+    """Rows of one step; the last `most` that were added are kept."""
 
-    ring: Ring
-    after: int
-    until: int
-    """End of the newest row; 0 without one."""
-    slots: tuple[int, ...]
+    name: str
+    step_ms: int
+    most: int
+    slots: bool
+    """Whether its rows have those of the slots."""
+
+    @property
+    def length_ms(self) -> int:
+        return self.most * self.step_ms
+
+    def end_of(self, ms: int) -> int:
+        """The end of the step that a time is in; a step's end belongs to it."""
+        return -(-ms // self.step_ms) * self.step_ms
+
+
+HOUR: Final = Span("1h", 2_000, 1_800, slots=True)
+DAY: Final = Span("1d", 60_000, 1_440, slots=True)
+QUARTER: Final = Span("90d", 600_000, 12_960, slots=False)
+SPANS: Final = (HOUR, DAY, QUARTER)
+_LONGER: Final = (DAY, QUARTER)
+# Of rows that are gone, while no file takes the changes: the next file is compared with what there is.
+_MOST_CHANGES: Final = 50_000
+
+
+class Key(NamedTuple):
+    span: str
+    ms: int
+    """End of the row's step."""
+
+
+class Found(NamedTuple):
+    """Rows by time."""
+
+    span: Span
+    rows: Sequence[bytes]
+    newest: int
+    """End of the newest row of the span; 0 without one."""
+    slots: Sequence[int]
     """Slots with values in these rows, perhaps also others."""
 
 
 class History:
-    """Owned by one thread."""
+    """Not for two threads at a time. Rows are kept as texts: a fifth of the memory of their values."""
 
-    def __init__(self, store: Store, now_ms: int) -> None:
-        """Finds what the store has, and thins what an earlier process did not. Raises OSError."""
-        self._rings = rings(store)
-        self._newest = {span.name: 0 for span in SPANS}
-        self._seen: dict[str, dict[int, int]] = {span.name: {} for span in SPANS}
+    def __init__(self) -> None:
+        self.changes: dict[Key, bytes | None] = {}
+        """Since somebody took them: rows that were added, and None for those that are gone."""
+        # By time, in the order in which they were added: a clock that is wrong for an hour makes an hour's rows go, no more.
+        self._rows: Mapping[Span, dict[int, bytes]] = {span: {} for span in SPANS}
+        self._newest = dict.fromkeys(SPANS, 0)
+        self._seen: Mapping[Span, dict[int, int]] = {span: {} for span in SPANS}
         """By span and slot: the newest row that has the slot."""
-        hour, day, quarter = (self._rings[span.name] for span in SPANS)
-        for ring in (day, quarter):
-            self._catch_up(ring, now_ms)
-        for ring in (hour, day):
-            for row in ring.every():
-                self._note(ring.span.name, row, now_ms)
-        self._newest[QUARTER.name] = quarter.newest(now_ms)
-
-    def _catch_up(self, ring: Ring, now_ms: int) -> None:
-        hour, step = self._rings[HOUR.name], ring.span.step_ms
-        for places in hour.steps(step):
-            by_end: dict[int, list[Row]] = {}
-            for row in hour.every(places, slots=ring.span.format.slots):
-                by_end.setdefault(ring.span.end_of(row.ms), []).append(row)
-            for end, rows in by_end.items():  # several where some rows are of an earlier turn
-                if end <= now_ms and not _has(ring, end, rows):
-                    ring.put(thin(rows, end))
-
-    def _note(self, span: str, row: Row, now_ms: int) -> None:
-        if row.ms > now_ms:
-            return  # from before the clock was set back
-        self._newest[span] = max(self._newest[span], row.ms)
-        for values in row.slots:
-            seen = self._seen[span]
-            seen[values.slot] = max(row.ms, seen.get(values.slot, 0))
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Rows of 2 s, by time; the longer steps that end with one of them are thinned. Raises OSError."""
+        """Rows of 2 s, by time; the longer steps that end with one of them are thinned."""
         for row in rows:
-            before = self._newest[HOUR.name]
+            before = self._newest[HOUR]
             for span in _LONGER:
                 left = span.end_of(before)
-                if before < left < row.ms:  # first: the new row may have the place of one of these
-                    self._thin(self._rings[span.name], left)
-            self._put(self._rings[HOUR.name], row)
+                if before < left < row.ms:
+                    self._thin(span, left)
+            self._put(HOUR, row)
             for span in _LONGER:
                 if row.ms % span.step_ms == 0:
-                    self._thin(self._rings[span.name], row.ms)
+                    self._thin(span, row.ms)
 
-    def _put(self, ring: Ring, row: Row) -> None:
-        ring.put(row)
-        self._newest[ring.span.name] = row.ms  # lower than before where the clock was set back
-        for values in row.slots:
-            self._seen[ring.span.name][values.slot] = row.ms
+    def changed(self) -> dict[Key, bytes | None]:
+        """Take the changes."""
+        changes, self.changes = self.changes, {}
+        return changes
 
-    def _thin(self, ring: Ring, end: int) -> None:
-        """The step that ended at `end`, if it has rows."""
-        hour = self._rings[HOUR.name]
-        data = hour.read(end - ring.span.step_ms, end)
-        rows = list(hour.rows(data, end, slots=ring.span.format.slots))
-        if rows:
-            self._put(ring, thin(rows, end))
+    def take(self, there: Mapping[Key, bytes], now_ms: int, damaged: Iterable[Key] = ()) -> None:
+        """What a file has, in the order in which it was added; where both have a row, this one counts. `changes` are then
+        those that the file lacks, without its `damaged` rows. Longer steps that an earlier process did not thin are
+        thinned."""
+        for span in SPANS:
+            mine = self._rows[span]
+            older = {ms: text for (name, ms), text in there.items() if name == span.name and ms not in mine}
+            excess = len(older) + len(mine) - span.most
+            for ms in list(islice(older, max(0, excess))):
+                del older[ms]
+            for text in older.values() if span.slots else ():
+                self._see(span, row_of(text), now_ms)
+            newest = max((ms for ms in older if ms <= now_ms), default=0)
+            self._newest[span] = self._newest[span] or newest
+            newer = list(mine.items())
+            mine.clear()
+            mine |= older
+            mine |= newer
+        here = {Key(span.name, ms): text for span in SPANS for ms, text in self._rows[span].items()}
+        lacking = {key: text for key, text in here.items() if there.get(key) != text}
+        self.changes = lacking | {key: None for key in (*there, *damaged) if key not in here}
+        for span in _LONGER:
+            ends = sorted({span.end_of(ms) for ms in self._rows[HOUR]})
+            for end in ends:
+                if end <= now_ms and end not in self._rows[span]:
+                    self._thin(span, end)
 
-    def find(self, span: str, after: int, now_ms: int) -> Found:
+    def find(self, name: str, after: int, now_ms: int) -> Found:
         """Rows that ended after `after`; all of the span where `after` is above the newest: the clock was set back."""
-        ring, newest = self._rings[span], self._newest[span]
-        step = ring.span.step_ms
-        begin = now_ms // step * step - ring.span.length_ms
-        after = begin if after > newest else max(begin, after // step * step)
+        [span] = [span for span in SPANS if span.name == name]
+        newest = self._newest[span]
+        begin = now_ms // span.step_ms * span.step_ms - span.length_ms
+        after = begin if after > newest else max(begin, after)
+        rows = sorted((ms, text) for ms, text in self._rows[span].items() if after < ms <= newest)
         slots = sorted(slot for slot, ms in self._seen[span].items() if ms > after)
-        return Found(ring, after, newest, tuple(slots))
+        return Found(span, [text for _, text in rows], newest, slots)
 
-    def take(self, other: History) -> None:
-        """What another history has and this one has not. Raises OSError."""
-        for name, ring in self._rings.items():
-            for row in other.every(name):
-                there = ring.at(row.ms)
-                if there is None or there.ms < row.ms:
-                    ring.put(row)
-                    self._note(name, row, row.ms)
+    def _put(self, span: Span, row: Row) -> None:
+        rows = self._rows[span]
+        rows.pop(row.ms, None)  # the new one is the last
+        rows[row.ms] = self.changes[Key(span.name, row.ms)] = text_of(row)
+        if len(rows) > span.most:
+            oldest = next(iter(rows))
+            del rows[oldest]
+            if len(self.changes) < _MOST_CHANGES:
+                self.changes[Key(span.name, oldest)] = None
+        self._newest[span] = row.ms  # lower than before where the clock was set back
+        self._see(span, row, row.ms)
 
-    def every(self, span: str) -> Iterable[Row]:
-        """All rows, by place."""
-        return self._rings[span].every()
+    def _see(self, span: Span, row: Row, now_ms: int) -> None:
+        seen = self._seen[span]
+        if row.ms <= now_ms:  # not from before the clock was set back
+            for values in row.slots:
+                seen[values.slot] = max(row.ms, min(now_ms, seen.get(values.slot, 0)))
 
-
-def _has(ring: Ring, end: int, rows: Iterable[Row]) -> bool:
-    """Whether a step's place has its row, made before some of its rows of 2 s were overwritten, or a later step's."""
-    there = ring.at(end)
-    return there is not None and (
-        there.ms > end or (there.ms == end and there.seconds >= sum(row.seconds for row in rows))
-    )
+    def _thin(self, span: Span, end: int) -> None:
+        """The step that ended at `end`, if it has rows."""
+        hour = self._rows[HOUR]
+        times = range(end - span.step_ms + HOUR.step_ms, end + 1, HOUR.step_ms)
+        rows = [row_of(hour[ms], slots=span.slots) for ms in times if ms in hour]
+        if rows:
+            self._put(span, thin(rows, end))
 
 
 # --- The reply of ``GET /v1/history``, part by part: an hour of 32 slots is 300,000 values. ---
@@ -138,29 +169,25 @@ class Reply:
     """`slots`: "all", "none", or a slot's number."""
 
     def __init__(self, found: Found, slots: str) -> None:
-        self._ring = found.ring
-        self._empty = True
+        self._rows = found.rows
         shown = [slot for slot in found.slots if slots in ("all", str(slot))]
         self._places = {slot: place for place, slot in enumerate(shown)}
         columns = [*HOST, *(f"slot.{slot}.{name}" for slot in shown for name in SLOT)]
-        span = found.ring.span
-        head = {"span": span.name, "step_ms": span.step_ms, "newest": found.until or None, "columns": columns}
-        self.head = msgspec.json.encode(head)[:-1] + b',"rows":['
-        step = max(1, _PIECE_BYTES // span.format.size) * span.step_ms
-        self.parts = [
-            (after, min(after + step, found.until)) for after in range(found.after, found.until, step)
-        ]
-        """Which rows are read at a time: those that end in (after, until]."""
+        self._head = msgspec.json.encode({
+            "span": found.span.name, "step_ms": found.span.step_ms, "newest": found.newest or None, "columns": columns,
+        })  # fmt: skip
 
-    def rows(self, data: bytes, until: int) -> bytes:
-        """The next part's rows. `data`: what `Ring.read` returns for it."""
-        found = self._ring.rows(data, until, slots=bool(self._places))
-        lines = [msgspec.json.encode(_values(row, self._places)) for row in found]
-        comma = b"" if self._empty or not lines else b","
-        self._empty = self._empty and not lines
-        return comma + b",".join(lines)
-
-    tail: Final = b"]}\n"
+    def parts(self) -> Iterator[bytes]:
+        """Each takes less than a millisecond to make."""
+        yield self._head[:-1] + b',"rows":['
+        texts = iter(self._rows)
+        comma = b""
+        size = max(1, _PIECE_BYTES // max(map(len, self._rows), default=1))
+        while piece := list(islice(texts, size)):
+            rows = (row_of(text, slots=bool(self._places)) for text in piece)
+            yield comma + b",".join(msgspec.json.encode(_values(row, self._places)) for row in rows)
+            comma = b","
+        yield b"]}\n"
 
 
 def _values(row: Row, places: Mapping[int, int]) -> list[object]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, NamedTuple
+
+import msgspec
+from msgspec import Struct
 
 from launcher.telemetry.quantiles import joined, quantile
 
@@ -43,7 +45,7 @@ KEPT: Final[Mapping[str, Thin]] = {
     "queue_rejected_per_s": Thin.MEAN,
     "cost_per_hour": Thin.MEAN,
 }
-"""The host's values of a row, in the order of the file: append only, up to record.HOST_PLACES."""
+"""The host's values of a row, in the order of the file: append only. Rows of before have fewer."""
 
 HIT_RATE: Final = "prefix_hit_rate"
 HOST: Final = tuple(
@@ -61,7 +63,7 @@ SLOT: Final[Mapping[str, Thin | None]] = {
 }
 
 STATES: Final = ("ready", "draining", "held", "stopped", "stopping", "starting", "backoff", "failed")
-"""From good to bad. The file has their positions: append only."""
+"""From good to bad."""
 
 
 class SlotValues(NamedTuple):
@@ -75,8 +77,7 @@ class SlotValues(NamedTuple):
     cpu_busy: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True, array_like=True, gc=False):
     """What happened in the step that ended at `ms` (milliseconds since the epoch)."""
 
     ms: int
@@ -84,9 +85,38 @@ class Row:
     """Of the step, those that were recorded."""
     host: tuple[float | None, ...]
     """In the order of KEPT; None: unknown."""
+    first_tokens: dict[int, int] = {}
+    """Streams whose first token came, by bucket (quantiles.py); rows of 2 s only."""
     slots: tuple[SlotValues, ...] = ()
-    first_tokens: Mapping[int, int] = field(default_factory=dict)
-    """Streams whose first token came, by bucket (first_tokens.py); rows of 2 s only."""
+
+
+class _HostsPart(Struct, frozen=True, array_like=True, gc=False):
+    """What of a row comes before its slots."""
+
+    ms: int
+    seconds: int
+    host: tuple[float | None, ...]
+    first_tokens: dict[int, int]
+
+
+_ROW: Final = msgspec.json.Decoder(Row)
+_HOSTS_PART: Final = msgspec.json.Decoder(_HostsPart)
+
+
+def text_of(row: Row) -> bytes:
+    """A row as it is kept: JSON."""
+    return msgspec.json.encode(row)
+
+
+def row_of(text: bytes, *, slots: bool = True) -> Row:
+    """With or without its slots. Raises msgspec.MsgspecError, for a text that is no row."""
+    if slots:
+        row = _ROW.decode(text)
+    else:
+        part = _HOSTS_PART.decode(text)
+        row = Row(part.ms, part.seconds, part.host, part.first_tokens)
+    missing = len(KEPT) - len(row.host)
+    return msgspec.structs.replace(row, host=row.host + (None,) * missing) if missing > 0 else row
 
 
 def rounded(value: float | None) -> float | None:
@@ -111,7 +141,7 @@ def thin(rows: Sequence[Row], ms: int) -> Row:
             host.append(quantile(streams, _PERCENT[name]))
         else:
             host.append(_one(how, [(row.host[position], row.seconds) for row in rows]))
-    return Row(ms, sum(row.seconds for row in rows), tuple(map(rounded, host)), tuple(_slots(rows)))
+    return Row(ms, sum(row.seconds for row in rows), tuple(map(rounded, host)), slots=tuple(_slots(rows)))
 
 
 def _slots(rows: Iterable[Row]) -> Iterator[SlotValues]:
@@ -123,10 +153,10 @@ def _slots(rows: Iterable[Row]) -> Iterator[SlotValues]:
         yield SlotValues(
             slot,
             _worst(values.state for values, _ in found),
-            _one(Thin.MEAN, [(values.tokens_per_s, seconds) for values, seconds in found]),
-            _one(Thin.MEAN, [(values.in_flight, seconds) for values, seconds in found]),
-            _one(Thin.MAXIMUM, [(values.kv_usage, seconds) for values, seconds in found]),
-            _one(Thin.MEAN, [(values.cpu_busy, seconds) for values, seconds in found]),
+            rounded(_one(Thin.MEAN, [(values.tokens_per_s, seconds) for values, seconds in found])),
+            rounded(_one(Thin.MEAN, [(values.in_flight, seconds) for values, seconds in found])),
+            rounded(_one(Thin.MAXIMUM, [(values.kv_usage, seconds) for values, seconds in found])),
+            rounded(_one(Thin.MEAN, [(values.cpu_busy, seconds) for values, seconds in found])),
         )
 
 

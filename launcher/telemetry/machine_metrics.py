@@ -132,7 +132,7 @@ TABLE: Final[tuple[Spec, ...]] = (
     gauge(DIFFERENCES, "Differences between the planned machine and the present one: cpus, cpuset, memory."),
     gauge(
         DISK_SIZE,
-        "Size of the file system of a folder into which the daemon writes. folder: usage (ledger), history, audit.",
+        "Size of the file system of a folder into which the daemon writes. folder: usage (ledger and history), audit.",
         "folder",
     ),
     gauge(DISK_FREE, "Space in that file system that the daemon may still use.", "folder"),

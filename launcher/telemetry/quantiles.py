@@ -86,7 +86,7 @@ def bucket_of(seconds: float) -> int:
     return min(BUCKETS - 1, int(math.log2(seconds / _LEAST_S) * _PER_DOUBLING))
 
 
-def counted(values: Iterable[float]) -> Mapping[int, int]:
+def counted(values: Iterable[float]) -> dict[int, int]:
     """How many of the values are in each bucket that has any."""
     return Counter(map(bucket_of, values))
 

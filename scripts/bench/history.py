@@ -1,9 +1,9 @@
-"""Measures the history: CPU time of a reading, memory, and the cost of an answer.
+"""Measures the history: CPU time of a reading, memory, size of its rows, and the cost of an answer.
 
 usage: scripts/bench-history [--slots N] [--cpus N] [--ticks N] [--json FILE]
 
-The daemon's own recorder and proxy, with planted instances and a planted /proc/stat, on a clock that jumps from step to
-step: what takes two hours in the daemon takes seconds, and each reading does the same work. CPU time is that of the whole
+The daemon's own history, ledger and proxy, with planted instances and a planted /proc/stat, on a clock that jumps from step
+to step: what takes two hours in the daemon takes seconds, and each reading does the same work. CPU time is that of the whole
 process. Not in it: the kernel's time to print /proc/stat, which a machine with many CPUs adds (here that of this machine is
 printed beside).
 """
@@ -24,26 +24,30 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 import uvloop
+from msgspec.structs import replace
 
 from bench.pages import machine
+from launcher.accounts.ledger import Ledger
 from launcher.base.address import UnixAddress
 from launcher.base.cpuset import CpuSet
-from launcher.config.schema import Proxy, Telemetry
+from launcher.base.writer import Writer
+from launcher.config.schema import Proxy, Usage
 from launcher.daemon.load_history import LoadHistory
 from launcher.instances.progress import Observation, Progress
 from launcher.instances.slot_state import SlotState, State
 from launcher.machine.load import CpuBusy, read_times
 from launcher.proxy.server import ProxyServer
 from launcher.telemetry.engine_metrics import EngineMetrics
-from launcher.telemetry.history_file import FILE_BYTES, HOUR
-from launcher.telemetry.recorder import Recorder
+from launcher.telemetry.history import HOUR, QUARTER, History, Key
+from launcher.telemetry.history_columns import row_of, text_of
+from launcher.telemetry.load_table import LoadTable
 
 # Between two probes of an instance (supervision.probe_interval_s).
 PROBE_S: Final = 5.0
 STEP_S: Final = HOUR.step_ms / 1000
 # Share of a core and bytes that the history may take.
 MOST_SHARE: Final = 0.003
-MOST_BYTES: Final = 8_000_000
+MOST_BYTES: Final = 16_000_000
 
 
 class Clock:
@@ -132,19 +136,23 @@ async def measure(slots: int, cpus: int, ticks: int, folder: Path) -> dict[str, 
     found = controllers(slots, cpus, clock)
     for slot in found:
         proxy.add_upstream(slot, 1, "model", UnixAddress(f"/nowhere/{slot}"), 64)
+    load = LoadTable(lambda: int(clock.now * 1000))
+    ledger = Ledger(Usage(), folder / "usage.db", mirrored=[load])
+    writer = Writer("usage ledger", [ledger])
+    writer.start()
+    await asyncio.to_thread(ledger.flush)
     gc.collect()
     before = rss_bytes()
-    history = LoadHistory(
-        Telemetry(history_path=str(folder / "h.bin")),
-        proxy,
-        lambda: found,
-        busy.shares,
-        lambda: 1.0,
-        clock=clock,
-    )
-    recorder = Recorder(folder / "h.bin", history.sample, clock=clock, sleep=clock.sleep)
 
-    task = asyncio.create_task(recorder.run())
+    async def sleep(seconds: float) -> None:
+        if load.waiting:  # in the daemon there is time for it until the next reading
+            await asyncio.to_thread(ledger.flush)
+        await clock.sleep(seconds)
+
+    history = LoadHistory(
+        load, proxy, lambda: found, busy.shares, lambda: 1.0, clock=clock, wall=clock, sleep=sleep
+    )
+    task = asyncio.create_task(history.run())
     await clock.reach(60)
     cpu, began = time.process_time(), clock.now
     await clock.reach(ticks * STEP_S)
@@ -154,22 +162,36 @@ async def measure(slots: int, cpus: int, ticks: int, folder: Path) -> dict[str, 
     await asyncio.wait({task})
     gc.collect()
     after = rss_bytes()
-    answers = {f"{span}, {which}": await answer(recorder, span, which) for span, which in ASKED}
+    answers = {f"{span}, {which}": await answer(history, span, which) for span, which in ASKED}
+    gc.collect()
+    after_answers = rss_bytes()
+    found_later = long_rows(load)
     gc.collect()
     result = {
         "slots": slots, "cpus": cpus, "readings": int(count), "cpu_ms_per_reading": cpu / count * 1000,
-        "share_of_a_core": cpu / count / STEP_S, "memory_bytes": after - before, "after_answers_bytes": rss_bytes() - before,
-        "file_bytes": FILE_BYTES, "answers": answers, "proc_stat_ms": proc_stat_ms(),
+        "share_of_a_core": cpu / count / STEP_S, "memory_bytes": after - before,
+        "after_answers_bytes": after_answers - before, "after_90_days_bytes": rss_bytes() - before,
+        "file_bytes": ledger.file_bytes, "answers": answers, "proc_stat_ms": proc_stat_ms(),
     }  # fmt: skip
-    await recorder.close()
-    await history.close()
+    await asyncio.to_thread(writer.stop, 10)
+    del found_later
     return result
+
+
+def long_rows(load: LoadTable) -> History:
+    """As many rows of 10 minutes as are kept, of which two hours have twelve."""
+    [text, *_] = load.find(QUARTER.name, 0).rows
+    row, full = row_of(text), History()
+    times = range(row.ms, row.ms + QUARTER.length_ms, QUARTER.step_ms)
+    full.take({Key(QUARTER.name, ms): text_of(replace(row, ms=ms)) for ms in times}, times[-1])
+    full.changed()
+    return full
 
 
 ASKED: Final = (("1h", "all"), ("1h", "none"), ("1d", "all"), ("90d", "none"))
 
 
-async def answer(recorder: Recorder, span: str, slots: str) -> dict[str, float]:
+async def answer(history: LoadHistory, span: str, slots: str) -> dict[str, float]:
     """The event loop runs other tasks between two parts of an answer; how long a part keeps them from running."""
     waits: list[float] = []
 
@@ -182,10 +204,10 @@ async def answer(recorder: Recorder, span: str, slots: str) -> dict[str, float]:
     watcher = asyncio.create_task(watch())
     await asyncio.sleep(0)
     cpu = time.process_time()
-    body = await recorder.answer(span, 0, slots)
+    body = await history.answer(span, 0, slots)
     watcher.cancel()
     quiet = time.process_time()
-    await recorder.answer(span, 0, slots)
+    await history.answer(span, 0, slots)
     return {
         "bytes": len(body), "cpu_ms": (time.process_time() - quiet) * 1000, "watched_cpu_ms": (quiet - cpu) * 1000,
         "longest_part_ms": max(waits) * 1000,
@@ -201,7 +223,7 @@ def proc_stat_ms() -> float:
 
 
 def text(result: dict[str, Any]) -> str:
-    share, memory = result["share_of_a_core"], result["memory_bytes"]
+    share, memory = result["share_of_a_core"], result["after_90_days_bytes"]
     lines = [machine()]
     lines.append(
         f"{result['slots']} slots, {result['cpus']} CPUs, {result['readings']} readings, one every 2 s in the daemon"
@@ -211,8 +233,10 @@ def text(result: dict[str, Any]) -> str:
         f"(at most {MOST_SHARE:.1%}: {'met' if share <= MOST_SHARE else 'missed'})"
     )
     lines.append(
-        f"memory: {memory / 1e6:.1f} MB, {result['after_answers_bytes'] / 1e6:.1f} MB after the answers below "
-        f"(at most {MOST_BYTES / 1e6:.0f} MB: {'met' if memory <= MOST_BYTES else 'missed'})"
+        f"memory: {result['memory_bytes'] / 1e6:.1f} MB, {result['after_answers_bytes'] / 1e6:.1f} MB after the answers "
+        f"below, {memory / 1e6:.1f} MB with the rows of 90 days "
+        f"(at most {MOST_BYTES / 1e6:.0f} MB: {'met' if memory <= MOST_BYTES else 'missed'}); "
+        f"the ledger's file: {result['file_bytes'] / 1e6:.1f} MB"
     )
     for asked, of in result["answers"].items():
         lines.append(

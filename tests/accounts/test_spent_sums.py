@@ -35,7 +35,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def daemon(path: Path, sums: SpentSums) -> Iterator[LedgerFile]:
-    with closing(LedgerFile(path, "UTC", HOUR_OF, time.time(), sums)) as file:
+    with closing(LedgerFile(path, "UTC", HOUR_OF, time.time(), [sums])) as file:
         yield file
 
 

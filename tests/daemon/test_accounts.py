@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 import pytest
 from support.deployments import CLOUD, made
 from support.fakes import until
+from support.history_rows import row
 
 from launcher.accounts import ledger
 from launcher.accounts.ended_request import EndedRequest
@@ -58,8 +59,9 @@ async def test_entries_and_seconds_of_slots_are_in_the_file_at_the_end(tmp_path:
     assert found.warnings() == ()
 
 
-def test_no_ledger(tmp_path: Path) -> None:
-    found = accounts(tmp_path, enabled=False)
+def test_no_ledger_and_no_history(tmp_path: Path) -> None:
+    config = made(usage={"enabled": False}, telemetry={"history": False}).config
+    found = Accounts(config, {"STATE_DIRECTORY": str(tmp_path)})
 
     async def run() -> None:
         await found.start(dict)
@@ -68,6 +70,30 @@ def test_no_ledger(tmp_path: Path) -> None:
 
     asyncio.run(run())
     assert (found.values(), found.warnings(), list(tmp_path.iterdir())) == ({}, (), [])
+
+
+async def test_the_history_without_a_ledger(tmp_path: Path) -> None:
+    now = time.time_ns() // 2_000_000_000 * 2000
+    for count in (0, 1):
+        found = accounts(tmp_path, enabled=False)
+        assert found.load is not None
+        await found.start(dict)
+        found.accounting.record(ENTRY)
+        await until(lambda load=found.load, count=count: len(load.find("1h", 0).rows) == count)
+        found.load.add([row(now)])
+        await found.stop()
+        assert (found.ledger, found.values(), found.warnings()) == (None, {}, ())
+        assert found.folders() == {"usage": tmp_path / "usage"}
+    with closing(open_reader(tmp_path / "usage" / "usage.db")) as reader:
+        assert reader.execute("SELECT count(*) FROM request").fetchone() == (0,)
+
+
+async def test_a_history_whose_file_cannot_be_used_is_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "usage").write_text("a file")
+    found = accounts(tmp_path, enabled=False)
+    await found.start(dict)
+    await until(lambda: "file exists" in "".join(found.warnings()))
+    await found.stop()
 
 
 async def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
@@ -89,6 +115,8 @@ def test_a_user_without_a_state_folder_is_served(monkeypatch: pytest.MonkeyPatch
     [warning] = Accounts(made().config, {}).warnings()
     assert "user 4242424 has no home folder" in warning
     assert "set [usage] path" in warning
+    [warning] = Accounts(made(usage={"enabled": False}).config, {}).warnings()
+    assert warning.startswith("cannot keep the history after the daemon's end: ")
 
 
 def test_a_ledger_that_was_not_started_ends(tmp_path: Path) -> None:
@@ -236,7 +264,7 @@ def spent_before(path: Path) -> None:
     sums.slot("key", "ann", "tokens/month").store(month, 411)
     sums.slot("key", "bob", "tokens/month").store(month, 5)
     sums.slot("overflow", "cloud", "day").store(day, 4 * PICOS)
-    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), now, sums)) as file:
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), now, [sums])) as file:
         file.write(
             [
                 EndedRequest(ended_at=now, request_id="r", key="ann", prompt_tokens=300),

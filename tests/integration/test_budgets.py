@@ -132,7 +132,7 @@ async def load(url: str, key: str, received: Received, chance: random.Random, *,
 def spent(tmp_path: Path, budget: str) -> int:
     """What the next daemon would count."""
     sums, path, hour_of = SpentSums(), tmp_path / "usage.db", partial(hour_begin, zone=UTC)
-    LedgerFile(path, "UTC", hour_of, time.time(), sums).close()
+    LedgerFile(path, "UTC", hour_of, time.time(), [sums]).close()
     budgets = Budgets(Rules(), UTC, Clock(), sums.slot)
     budgets.follow({"ann": budget})
     budgets.learn(read_past(path, UTC, time.time()))

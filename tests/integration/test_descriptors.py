@@ -138,5 +138,4 @@ def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> Dae
     # The usage ledger's files stay open from its first batch on.
     state = daemon.folder / "state"
     eventually((state / "usage" / "usage.db-shm").exists, what="the usage ledger is written")
-    eventually((state / "history" / "history.bin").exists, what="the history is written")
     return daemon

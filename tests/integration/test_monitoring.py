@@ -121,7 +121,7 @@ def test_silent_in_health_and_alerts_by_faults(
     own = page[: page.index("# HELP vllm:")]
     assert promtool("check", "metrics", text=own) == ""
     folders = re.findall(r'^numa_launcher_disk_free_bytes{folder="(\w+)"}', own, flags=re.MULTILINE)
-    assert sorted(folders) == ["audit", "history", "usage"]
+    assert sorted(folders) == ["audit", "usage"]
     eventually(
         lambda: prometheus.query("numa_launcher:requests_failed:ratio_rate5m"), what="rules over a scrape"
     )

@@ -24,6 +24,7 @@ from launcher.accounts.ledger_file import open_reader, open_sums
 from launcher.accounts.request_rows import entries
 from launcher.accounts.sums import DIMENSIONS, INTEGERS
 from launcher.base.database import NoDataError
+from launcher.telemetry.history import HOUR
 
 BUSY_LEDGER = Path(__file__).parents[1] / "support" / "busy_ledger.py"
 FOREVER = 1e12
@@ -97,8 +98,9 @@ def test_sigkill_at_random_moments(tmp_path: Path, kills: int, record_property: 
 
 
 def test_sigkill_at_each_commit(tmp_path: Path) -> None:
-    """The file has what was committed, and the sum of a budget at least as much: what it knows of entries that are lost
-    counts. The next process goes on, whatever the one before had not added to the hourly sums."""
+    """The file has what was committed, the sum of a budget at least as much (what it knows of entries that are lost counts),
+    and the history's rows of the same time. The next process goes on, whatever the one before had not added to the hourly
+    sums."""
     path, known = tmp_path / "usage.db", 0
     for number in range(1, 7):
         for when in ("before", "after"):
@@ -114,6 +116,10 @@ def test_sigkill_at_each_commit(tmp_path: Path) -> None:
             assert [int(entry.request_id) for entry in found] == list(range(len(found)))  # no gap, none twice
             known = len(found)
             assert stored_sum(path) >= known
+            load = history_of(path)
+            assert load == list(range(min(load, default=0), max(load, default=-1) + 1))
+            assert max(load, default=0) >= known - 1
+            assert len(load) >= min(HOUR.most, known - 1)
     assert known > 0
 
 
@@ -122,6 +128,13 @@ def stored_sum(path: Path) -> int:
     with closing(open_reader(path)) as reader:
         rows = reader.execute("SELECT amount FROM spent").fetchall()
     return int(rows[0][0]) if rows else 0
+
+
+def history_of(path: Path) -> list[int]:
+    """Numbers of the entries that rows of 2 s were added with."""
+    with closing(open_reader(path)) as reader:
+        query = "SELECT ended_ms / ? FROM load WHERE span = ? ORDER BY ended_ms"
+        return [number for (number,) in reader.execute(query, (HOUR.step_ms, HOUR.name))]
 
 
 def whole_if_begun(path: Path) -> list[Any]:

@@ -1,4 +1,4 @@
-"""scripts/bench-history measures a recorder that really records."""
+"""scripts/bench-history measures a history that is really recorded."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ INSTANCES = frozenset(
 MADE_BY_SYSTEMD = {
     "RuntimeDirectory": "/run", "StateDirectory": "/var/lib", "CacheDirectory": "/var/cache", "LogsDirectory": "/var/log",
 }  # fmt: skip
-KEPT = ("usage", "history", "bench", "tuning")
+KEPT = ("usage", "bench", "tuning")
 """Folders of the state folder."""
 WRITABLE = 0o022
 

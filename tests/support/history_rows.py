@@ -20,7 +20,7 @@ def row(
 ) -> Row:
     """Unnamed columns are unknown."""
     assert host.keys() <= KEPT.keys()
-    return Row(ms, seconds, tuple(host.get(name) for name in KEPT), slots, first_tokens or {})
+    return Row(ms, seconds, tuple(host.get(name) for name in KEPT), dict(first_tokens or {}), slots)
 
 
 def slot(number: int, state: str | None = "ready", **values: float) -> SlotValues:

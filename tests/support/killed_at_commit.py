@@ -1,7 +1,8 @@
 """A process that enters requests into a usage ledger and is killed at a commit: `killed_at_commit.py FILE FIRST N WHEN`.
 
-WHEN is "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; a budget's sum is
-stored with each, as the daemon does it. Before it ends, the process prints how many entries the file has then."""
+WHEN is "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; with each, a
+budget's sum is stored, as the daemon does it, and a row of the history is added. Before it ends, the process prints how many
+entries the file has then."""
 
 from __future__ import annotations
 
@@ -14,14 +15,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from support.busy_ledger import enter
+from support.history_rows import row
 
 from launcher.accounts.ledger import Ledger
 from launcher.base.database import Database
 from launcher.base.writer import Writer
 from launcher.config.schema import Usage
+from launcher.telemetry.load_table import LoadTable
 
 KEY = ("key", "ann", "tokens/month")
 BEGIN = 1_793_000_000
+STEP_MS = 2000
 
 
 class Killed(Database):
@@ -56,10 +60,16 @@ def main() -> None:
         int(sys.argv[3]),
         sys.argv[4],
     )
-    ledger = Ledger(Usage(), path)
+    load = LoadTable(lambda: 1 << 60)
+    ledger = Ledger(Usage(), path, mirrored=[load])
     slot = ledger.spent.slot(*KEY)
     Writer("usage ledger", [ledger]).start()
-    enter(ledger, number, lambda following: slot.store(BEGIN, following))
+
+    def then(following: int) -> None:
+        slot.store(BEGIN, following)
+        load.add([row(following * STEP_MS)])
+
+    enter(ledger, number, then)
 
 
 if __name__ == "__main__":

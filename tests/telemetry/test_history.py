@@ -9,18 +9,35 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.history_rows import NOON, row, slot, value
 
-from launcher.telemetry.history import History
-from launcher.telemetry.history_columns import Row, thin
-from launcher.telemetry.history_file import DAY as MINUTES
-from launcher.telemetry.history_file import FILE_BYTES, MemoryStore
-from launcher.telemetry.history_file import HOUR as HOURS
+from launcher.telemetry.history import HOUR as HOURS
+from launcher.telemetry.history import SPANS, History, Key
+from launcher.telemetry.history_columns import Row, row_of, thin
 
 SECOND, MINUTE, TEN, HOUR = 1000, 60_000, 600_000, 3_600_000
 
 
+class Store:
+    """A file that takes what changes."""
+
+    def __init__(self) -> None:
+        self.rows: dict[Key, bytes] = {}
+
+    def keep(self, history: History) -> None:
+        for key, text in history.changed().items():
+            self.rows.pop(key, None)
+            if text is not None:
+                self.rows[key] = text
+
+    def opened(self, now: int) -> History:
+        """By a new process."""
+        history = History()
+        history.take(self.rows, now)
+        self.keep(history)
+        return history
+
+
 def found(history: History, span: str, now: int, after: int = 0) -> list[Row]:
-    it = history.find(span, after, now)
-    return list(it.ring.rows(it.ring.read(it.after, it.until), it.until))
+    return [row_of(text) for text in history.find(span, after, now).rows]
 
 
 def recorded(history: History, begin: int, end: int) -> int:
@@ -33,14 +50,14 @@ def recorded(history: History, begin: int, end: int) -> int:
 
 
 def test_nothing_yet() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     for span in ("1h", "1d", "90d"):
         assert found(history, span, NOON) == []
-        assert history.find(span, 0, NOON).until == 0
+        assert history.find(span, 0, NOON).newest == 0
 
 
 def test_a_longer_step_is_there_when_its_last_row_is() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     recorded(history, NOON, NOON + TEN - 2000)
     assert [each.ms - NOON for each in found(history, "1d", NOON + TEN)] == [n * MINUTE for n in range(1, 10)]
     assert found(history, "90d", NOON + TEN) == []
@@ -64,15 +81,16 @@ RUNS = st.lists(st.tuples(st.integers(0, 400), st.sampled_from([0, 1, 7, 40, 350
 @settings(max_examples=5)
 @given(RUNS)
 def test_restarts_change_no_row(runs: Sequence[tuple[int, int]]) -> None:
-    """One history that runs all the time, and one that begins again with what the store has: the same rows."""
-    store = MemoryStore()
-    steady, now = History(MemoryStore(), NOON), NOON
+    """One history that runs all the time, and one that begins again with what the file has: the same rows."""
+    store = Store()
+    steady, now = History(), NOON
     for rows, pause in runs:
-        restarted = History(store, now)
+        restarted = store.opened(now)
         for history in (steady, restarted):
             recorded(history, now, now + rows * 2000)
+        store.keep(restarted)
         now += (rows + pause) * 2000
-    restarted = History(store, now)
+    restarted = store.opened(now)
     # The next row thins the step that the last one was in.
     for history in (steady, restarted):
         history.add([row(now + TEN)])
@@ -85,7 +103,7 @@ def test_restarts_change_no_row(runs: Sequence[tuple[int, int]]) -> None:
 def test_a_longer_row_is_made_of_its_rows_and_a_step_without_rows_is_a_gap(steps: set[int]) -> None:
     """`steps`: which rows of 2 s there are."""
     rows = {n: row(NOON + n * 2000, requests_per_s=n) for n in sorted([*steps, 900])}
-    history = History(MemoryStore(), NOON)
+    history = History()
     history.add(rows.values())
     for span, size in (("1d", 30), ("90d", 300)):
         steps_of = {
@@ -96,9 +114,10 @@ def test_a_longer_row_is_made_of_its_rows_and_a_step_without_rows_is_a_gap(steps
 
 
 def test_a_restart_thins_what_a_killed_process_did_not() -> None:
-    store = MemoryStore()
-    recorded(History(store, NOON), NOON, NOON + 90 * SECOND)
-    history = History(store, NOON + 20 * HOUR)
+    store, first = Store(), History()
+    recorded(first, NOON, NOON + 90 * SECOND)
+    store.keep(first)
+    history = store.opened(NOON + 20 * HOUR)
     assert [(each.ms - NOON, each.seconds) for each in found(history, "1d", NOON + 20 * HOUR)] == [
         (MINUTE, 60), (2 * MINUTE, 30),
     ]  # fmt: skip
@@ -106,40 +125,37 @@ def test_a_restart_thins_what_a_killed_process_did_not() -> None:
     assert found(history, "1h", NOON + 20 * HOUR) == []
 
 
-def test_rows_that_were_overwritten_meanwhile_do_not_spoil_a_longer_row() -> None:
-    store = MemoryStore()
-    now = recorded(History(store, NOON), NOON, NOON + TEN)
-    # An hour later the places of the first rows of that step are taken.
-    now = recorded(History(store, now), NOON + HOUR, NOON + HOUR + 4 * MINUTE)
-    first = found(History(store, now), "90d", now)[0]
+def test_a_restart_in_a_step_does_not_thin_it_before_its_end() -> None:
+    store, first = Store(), History()
+    now = recorded(first, NOON, NOON + 30 * SECOND)
+    store.keep(first)
+    history = store.opened(now)
+    assert found(history, "1d", now) == []
+    now = recorded(history, now, NOON + MINUTE)
+    assert [each.seconds for each in found(history, "1d", now)] == [60]
+
+
+def test_rows_that_are_gone_meanwhile_do_not_spoil_a_longer_row() -> None:
+    store, history = Store(), History()
+    now = recorded(history, NOON, NOON + TEN)
+    # An hour later the first rows of that step are gone.
+    now = recorded(history, NOON + HOUR, NOON + HOUR + 4 * MINUTE)
+    store.keep(history)
+    first = found(store.opened(now), "90d", now)[0]
     assert (first.ms, first.seconds) == (NOON + TEN, 600)
 
 
-def test_a_step_whose_rows_stand_around_those_of_an_earlier_turn() -> None:
-    """The daemon was killed twice within a minute, an hour after the ring was filled."""
-    store = MemoryStore()
-    recorded(History(store, NOON), NOON, NOON + MINUTE)
-    later = NOON + HOUR
-    for begin in (0, 10, 40, 50):
-        recorded(
-            History(store, later + begin * SECOND), later + begin * SECOND, later + begin * SECOND + 6000
-        )
-    history = History(store, later + MINUTE)
-    (minute,) = [each for each in found(history, "1d", later + MINUTE) if each.ms == later + MINUTE]
-    assert (minute.seconds, value(minute, "requests_per_s")) == (24, HOUR // 2000 + (2 + 7 + 22 + 27) / 4)
-
-
 def test_after() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     now = recorded(history, NOON, NOON + MINUTE)
     assert [each.ms - now for each in found(history, "1h", now, now - 4000)] == [-2000, 0]
     assert [each.ms - now for each in found(history, "1h", now, now - 3999)] == [-2000, 0]
     assert found(history, "1h", now, now) == []
-    assert history.find("1h", now, now).until == now
+    assert history.find("1h", now, now).newest == now
 
 
 def test_only_the_span_is_found() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     now = recorded(history, NOON, NOON + HOUR + MINUTE)
     rows = found(history, "1h", now)
     assert (len(rows), rows[0].ms, rows[-1].ms) == (1800, now - HOUR + 2000, now)
@@ -149,10 +165,10 @@ def test_only_the_span_is_found() -> None:
 
 
 def test_a_clock_that_is_set_back() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     now = recorded(history, NOON, NOON + 10 * MINUTE)
     back = recorded(history, NOON, NOON + MINUTE)
-    assert history.find("1h", 0, back).until == back
+    assert history.find("1h", 0, back).newest == back
     assert len(found(history, "1h", back)) == 30
     # Who knows rows of the future gets all of the present.
     assert found(history, "1h", back, now) == found(history, "1h", back)
@@ -160,115 +176,113 @@ def test_a_clock_that_is_set_back() -> None:
 
 
 def test_rows_of_a_future_clock_do_not_count_after_a_restart() -> None:
-    store = MemoryStore()
-    recorded(History(store, NOON), NOON, NOON + 20 * SECOND)
-    recorded(History(store, NOON), NOON + HOUR, NOON + HOUR + 4000)
-    history = History(store, NOON + 30 * SECOND)
-    assert history.find("1h", 0, NOON + 30 * SECOND).until == NOON + 20 * SECOND
+    store, first = Store(), History()
+    recorded(first, NOON, NOON + 20 * SECOND)
+    recorded(first, NOON + HOUR, NOON + HOUR + 4000)
+    store.keep(first)
+    history = store.opened(NOON + 30 * SECOND)
+    assert history.find("1h", 0, NOON + 30 * SECOND).newest == NOON + 20 * SECOND
+    assert history.find("1h", 0, NOON + 30 * SECOND).slots == [0]
+
+
+def test_a_wrong_year_takes_as_many_rows_as_it_adds_and_no_more() -> None:
+    """Rows go in the order in which they were added, whatever their times say."""
+    history = History()
+    now = recorded(history, NOON, NOON + HOUR)
+    recorded(history, NOON + 365 * 24 * HOUR, NOON + 365 * 24 * HOUR + MINUTE)
+    now = recorded(history, now, now + MINUTE)
+    assert len(found(history, "1h", now)) == 1800 - 30
+    now = recorded(history, now, now + HOUR)  # those of the other year are gone
+    assert len(found(history, "1h", now)) == 1800
 
 
 def test_a_clock_that_is_set_forward_thins_the_step_that_it_left() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     recorded(history, NOON, NOON + 30 * SECOND)
     now = recorded(history, NOON + 5 * HOUR + 10 * SECOND, NOON + 5 * HOUR + 20 * SECOND)
     assert [(each.ms - NOON, each.seconds) for each in found(history, "1d", now)] == [(MINUTE, 30)]
 
 
 def test_slots_of_the_rows_that_are_asked_for() -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     history.add([row(NOON + 2000, slot(0), slot(1)), row(NOON + 4000, slot(0)), row(NOON + 6000, slot(3))])
     now = NOON + 6000
-    assert history.find("1h", 0, now).slots == (0, 1, 3)
-    assert history.find("1h", NOON + 2000, now).slots == (0, 3)
-    assert history.find("1h", NOON + 4000, now).slots == (3,)
-    assert history.find("1h", now, now).slots == ()
+    assert history.find("1h", 0, now).slots == [0, 1, 3]
+    assert history.find("1h", NOON + 2000, now).slots == [0, 3]
+    assert history.find("1h", NOON + 4000, now).slots == [3]
+    assert history.find("1h", now, now).slots == []
 
 
 def test_slots_are_known_after_a_restart() -> None:
-    store = MemoryStore()
-    recorded(History(store, NOON), NOON, NOON + MINUTE)
-    history = History(store, NOON + MINUTE)
-    assert history.find("1d", 0, NOON + MINUTE).slots == history.find("1h", 0, NOON + MINUTE).slots == (0,)
-    assert history.find("90d", 0, NOON + MINUTE).slots == ()
+    store, first = Store(), History()
+    recorded(first, NOON, NOON + MINUTE)
+    store.keep(first)
+    history = store.opened(NOON + MINUTE)
+    assert history.find("1d", 0, NOON + MINUTE).slots == history.find("1h", 0, NOON + MINUTE).slots == [0]
+    assert history.find("90d", 0, NOON + MINUTE).slots == []
 
 
-def test_taking_the_rows_of_another_history() -> None:
-    """The other was in memory while the file could not be used."""
-    store = MemoryStore()
-    recorded(History(store, NOON), NOON, NOON + MINUTE)
-    other = History(MemoryStore(), NOON)
-    now = recorded(other, NOON + 2 * MINUTE, NOON + 3 * MINUTE)
-    history = History(store, now)
-    history.take(other)
-    assert len(found(history, "1h", now)) == 60
-    assert [each.ms - NOON for each in found(history, "1d", now)] == [MINUTE, 3 * MINUTE]
-    assert history.find("1h", 0, now).until == now
+def test_a_file_that_is_opened_later_and_what_was_recorded_meanwhile() -> None:
+    store, first = Store(), History()
+    recorded(first, NOON, NOON + MINUTE)
+    store.keep(first)
+    history = History()
+    now = recorded(history, NOON + 2 * MINUTE, NOON + 3 * MINUTE)
+    history.take(store.rows, now)
+    assert {key.ms > NOON + MINUTE for key in history.changes} == {True}
+    store.keep(history)
+    for each in (history, store.opened(now)):
+        assert len(found(each, "1h", now)) == 60
+        assert [minute.ms - NOON for minute in found(each, "1d", now)] == [MINUTE, 3 * MINUTE]
+        assert each.find("1h", 0, now).newest == now
 
 
-def test_a_step_whose_rows_are_unreadable_is_a_gap() -> None:
-    store = MemoryStore()
-    history = History(store, NOON)
-    recorded(history, NOON, NOON + 30 * SECOND)
-    store.write(0, bytes(FILE_BYTES))
-    now = recorded(history, NOON + MINUTE + 2000, NOON + MINUTE + 6000)
-    assert found(history, "1d", now) == []
-    assert len(found(history, "1h", now)) == 2
+def test_a_new_file_gets_all_that_is_known() -> None:
+    history, store = History(), Store()
+    now = recorded(history, NOON, NOON + TEN)
+    store.keep(history)
+    history.take({}, now)
+    store = Store()
+    store.keep(history)
+    for span in SPANS:
+        assert found(store.opened(now), span.name, now) == found(history, span.name, now)
 
 
-def test_rows_that_both_have_stay_as_they_are() -> None:
-    history, other = History(MemoryStore(), NOON), History(MemoryStore(), NOON)
+def test_rows_that_both_have_are_those_of_this_process() -> None:
+    history, other = History(), Store()
     history.add([row(NOON + 2000, queued=1)])
-    other.add([row(NOON + 2000, queued=2), row(NOON + 4000, queued=2)])
-    history.take(other)
-    assert [value(each, "queued") for each in found(history, "1h", NOON + 4000)] == [1, 2]
+    with_other = History()
+    with_other.add([row(NOON + 2000, queued=2), row(NOON + 4000, queued=2)])
+    other.keep(with_other)
+    history.take(other.rows, NOON + 4000)
+    assert [value(each, "queued") for each in found(history, "1h", NOON + 4000)] == [1]
+    history.add([row(NOON + 6000, queued=1)])
+    assert [value(each, "queued") for each in found(history, "1h", NOON + 6000)] == [1, 2, 1]
 
 
-class Killed(MemoryStore):
-    """Only the first bytes of its last write arrive."""
-
-    left = 10**9
-
-    def write(self, offset: int, data: bytes) -> None:
-        super().write(offset, data[: self.left])
-        self.left -= min(self.left, len(data))
-
-
-@settings(max_examples=8)
-@given(st.integers(0, 40_000))
-def test_a_process_that_is_killed_in_the_middle_of_a_write_loses_that_row_only(left: int) -> None:
-    store = Killed()
-    recorded(History(store, NOON), NOON, NOON + MINUTE)
-    store.left = left
-    recorded(History(store, NOON + MINUTE), NOON + MINUTE, NOON + 3 * MINUTE)
-    store.left = 10**9
-    now = NOON + 4 * MINUTE
-    rows = found(History(store, now), "1h", now)
-    assert [each.ms - NOON for each in rows] == [2000 * n for n in range(1, len(rows) + 1)]
-    size = len(HOURS.format.encode(row(NOON, slot(0))))
-    minute = len(MINUTES.format.encode(row(NOON, slot(0))))
-    assert len(rows) >= 30 + min(60, (left - 2 * minute) // size)
-    minutes = found(History(store, now), "1d", now)
-    assert [each.seconds for each in minutes] == [60] * (len(rows) // 30) + (
-        [len(rows) % 30 * 2] if len(rows) % 30 else []
-    )
+def test_rows_beyond_the_span_go_in_memory_and_in_the_file() -> None:
+    history, store = History(), Store()
+    now = recorded(history, NOON, NOON + HOUR + MINUTE)
+    store.keep(history)
+    assert len([key for key in store.rows if key.span == HOURS.name]) == HOURS.most
+    # Also those of a file that has too many.
+    extra = {Key("1h", NOON + 2000 * n): b"" for n in range(1, 31)}
+    for key in extra:
+        extra[key] = store.rows[Key("1h", now)]
+    history = History()
+    history.take(extra | store.rows, now)
+    assert {key for key, text in history.changes.items() if text is None} == set(extra)
+    assert len(found(history, "1h", now)) == HOURS.most
 
 
-class Broken(MemoryStore):
-    broken = False
-
-    def write(self, offset: int, data: bytes) -> None:
-        if self.broken:
-            raise OSError("no space left on device")
-        super().write(offset, data)
+def test_a_span_that_nobody_knows_is_not_kept() -> None:
+    history = History()
+    history.take({Key("5y", NOON): b"[]"}, NOON)
+    assert history.changes == {Key("5y", NOON): None}
 
 
-def test_a_row_that_cannot_be_written_is_a_gap() -> None:
-    store = Broken()
-    history = History(store, NOON)
-    recorded(history, NOON, NOON + 4000)
-    store.broken = True
-    with pytest.raises(OSError, match="no space"):
-        recorded(history, NOON + 4000, NOON + 6000)
-    store.broken = False
-    now = recorded(history, NOON + 6000, NOON + 8000)
-    assert [each.ms - NOON for each in found(history, "1h", now)] == [2000, 4000, 8000]
+def test_changes_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.telemetry.history._MOST_CHANGES", 10)
+    history = History()
+    recorded(history, NOON, NOON + HOUR + MINUTE)
+    assert all(text is not None for text in history.changes.values())

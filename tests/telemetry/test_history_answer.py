@@ -10,24 +10,21 @@ from support.history_rows import NOON, row, slot
 
 from launcher.telemetry.history import History, Reply
 from launcher.telemetry.history_columns import HOST, SLOT
-from launcher.telemetry.history_file import MemoryStore
 
 
 def asked(history: History, slots: str = "all", span: str = "1h", after: int = 0) -> Any:
     found = history.find(span, after, NOON + 7_200_000 if span != "1h" else NOON + 120_000)
-    reply = Reply(found, slots)
-    parts = [reply.rows(found.ring.read(*part), part[1]) for part in reply.parts]
-    return json.loads(b"".join([reply.head, *parts, reply.tail]))
+    return json.loads(b"".join(Reply(found, slots).parts()))
 
 
 def test_without_rows() -> None:
-    reply = asked(History(MemoryStore(), NOON))
+    reply = asked(History())
     assert reply == {"span": "1h", "step_ms": 2000, "newest": None, "columns": list(HOST), "rows": []}
 
 
 @pytest.mark.parametrize("count", [1, 18, 19, 60])
 def test_each_row_is_its_time_and_the_columns_values(count: int) -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     history.add(row(NOON + 2000 * n, requests_per_s=n, queued=7) for n in range(1, count + 1))
     reply = asked(history)
     assert reply["newest"] == NOON + 2000 * count
@@ -48,7 +45,7 @@ def test_each_row_is_its_time_and_the_columns_values(count: int) -> None:
     ],
 )
 def test_the_hit_rate_is_that_of_the_tokens(values: dict[str, float], rate: float | None) -> None:
-    history = History(MemoryStore(), NOON)
+    history = History()
     history.add([row(NOON + 2000, **values, cpu_busy=0.5)])
     (line,) = asked(history)["rows"]
     assert line[1 + HOST.index("prefix_hit_rate")] == rate
@@ -56,7 +53,7 @@ def test_the_hit_rate_is_that_of_the_tokens(values: dict[str, float], rate: floa
 
 
 def three_rows() -> History:
-    history = History(MemoryStore(), NOON)
+    history = History()
     one = slot(1, "failed", tokens_per_s=1.5)
     history.add(
         [row(NOON + 2000, slot(0), one), row(NOON + 4000, slot(0, in_flight=2)), row(NOON + 6000, slot(12))]

@@ -20,7 +20,6 @@ def any_rows(seed: int) -> list[Row]:
             NOON,
             chance.randrange(1, 5),
             tuple(chance.choice([None, 0.0, chance.random() * 1e6]) for _ in KEPT),
-            (),
             counted(chance.uniform(0.01, 10) for _ in range(chance.randrange(5))),
         )
         for _ in range(chance.choice([1, 2, 30]))

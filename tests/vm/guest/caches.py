@@ -98,14 +98,13 @@ def serve() -> None:
     note("unit", sh("systemctl", "show", UNIT, "--property=RestrictSUIDSGID,CapabilityBoundingSet")["out"])
     until(lambda: len([*BASE.glob("*/slot*/stamp.json")]) == 2, READY_S)
     note("first", tree())
-    for what, name in (("ledger", "usage/usage.db"), ("history", "history/history.bin")):
-        file = Path("/var/lib/numa-launcher") / name
-        until(file.exists, READY_S)
-        note(what, {
-            "owners": [file.owner(), file.parent.owner()],
-            "modes": [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)],
-            "instances": as_user(f"cat {file}; touch {file.parent}/mine"),
-        })  # fmt: skip
+    file = Path("/var/lib/numa-launcher/usage/usage.db")
+    until(file.exists, READY_S)
+    note("ledger", {
+        "owners": [file.owner(), file.parent.owner()],
+        "modes": [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent)],
+        "instances": as_user(f"cat {file}; touch {file.parent}/mine"),
+    })  # fmt: skip
 
 
 def copy() -> None:

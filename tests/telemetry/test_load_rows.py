@@ -10,7 +10,7 @@ from support.history_rows import NOON, value
 
 from launcher.telemetry.engine_metrics import EngineCounts
 from launcher.telemetry.history_columns import SlotValues
-from launcher.telemetry.recorder import Sample, Sampling, SlotSample
+from launcher.telemetry.load_rows import Sample, Sampling, SlotSample
 
 IDLE = Sample(at=100.0, totals={}, gauges={}, spent=None, first_tokens=(), busy={}, slots=())
 

@@ -1,0 +1,105 @@
+"""The history as a table of the usage ledger's file. All of its rows are in memory too: an answer reads no disk, and a file
+that cannot be used, or is replaced by another, costs none of them while the daemon runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from launcher.base.database import Database, Tables, read_only
+from launcher.telemetry.history import SPANS, Found, History, Key
+from launcher.telemetry.history_columns import Row, row_of
+
+log = logging.getLogger("launcher.history")
+
+_TABLE: Final = """
+CREATE TABLE load (
+    number INTEGER PRIMARY KEY, span TEXT NOT NULL, ended_ms INTEGER NOT NULL, row TEXT NOT NULL, checksum INTEGER NOT NULL,
+    UNIQUE (span, ended_ms)
+);
+"""
+_SELECT: Final = "SELECT span, ended_ms, row, checksum FROM load ORDER BY number"
+_INSERT: Final = "INSERT OR REPLACE INTO load (span, ended_ms, row, checksum) VALUES"
+_DELETE: Final = "DELETE FROM load WHERE span = ? AND ended_ms = ?"
+_NAMES: Final = frozenset(span.name for span in SPANS)
+
+LOAD: Final = Tables(
+    (_TABLE,),
+    # A row that was never written so is left out when it is read: no reason to begin a new ledger.
+    check=lambda _reader: "",
+)
+
+
+def _checksum(key: Key, text: str) -> int:
+    return zlib.crc32(f"{key.span} {key.ms} {text}".encode())
+
+
+class LoadTable:
+    """The history, for the event loop and for the ledger's thread. `now_ms`: milliseconds since the epoch."""
+
+    def __init__(self, now_ms: Callable[[], int]) -> None:
+        self._now_ms = now_ms
+        self._history = History()
+        self._lock = threading.Lock()
+        self._damaged: set[Key] = set()
+        """Those that were told of."""
+
+    def add(self, rows: Iterable[Row]) -> None:
+        """Rows of 2 s. Takes some milliseconds when a longer step ends: not for the event loop."""
+        with self._lock:
+            self._history.add(rows)
+
+    def find(self, span: str, after: int) -> Found:
+        with self._lock:
+            return self._history.find(span, after, self._now_ms())
+
+    # --- the ledger's thread, see MirroredTable ------------------------------------------------------
+
+    @property
+    def waiting(self) -> bool:
+        return bool(self._history.changes)
+
+    def rescue(self, path: Path) -> bool:
+        there: dict[Key, bytes] = {}
+        found = False
+        with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
+            there.update(self._rows(reader))  # those before an error, too
+            found = True
+        with self._lock:
+            self._history.take(there, self._now_ms())
+        return found
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        there = dict(self._rows(connection))
+        with self._lock:
+            self._history.take(there, self._now_ms(), self._damaged)
+
+    def write(self, database: Database) -> None:
+        with self._lock:
+            changes = self._history.changed()
+        database.connection.executemany(_DELETE, [key for key, text in changes.items() if text is None])
+        rows = [(*key, text.decode()) for key, text in changes.items() if text is not None]
+        database.insert(_INSERT, [(*row, _checksum(Key(*row[:2]), row[2])) for row in rows])
+
+    def _rows(self, reader: sqlite3.Connection) -> Iterator[tuple[Key, bytes]]:
+        before = len(self._damaged)
+        for span, ms, text, checksum in reader.execute(_SELECT):
+            key = Key(span, ms)
+            try:
+                if _checksum(key, text) != checksum or span not in _NAMES or row_of(text.encode()).ms != ms:
+                    raise ValueError(span)
+            except (ValueError, TypeError, AttributeError, msgspec.MsgspecError):
+                self._damaged.add(key)
+                continue
+            yield key, text.encode()
+        if count := len(self._damaged) - before:
+            log.warning("%d rows of the history are damaged and left out", count)
