@@ -1,8 +1,8 @@
-"""One thread that writes for several sinks: files, a database, a collector of traces.
+"""Sinks, each with a thread that writes: a folder of files, a database, a collector of traces.
 
-The event loop only appends to a sink's bounded queue. The thread gives each sink its turn, again and again; what cannot be
+The event loop only appends to the sink's bounded queue. The thread gives the sink its turn, again and again; what cannot be
 written now waits and is tried again. A sink that is full, gone or hangs costs what comes beyond its bound, which is counted,
-and never a request. While one hangs, the others of its thread wait as well. Each problem is said once in the log.
+and never a request. Each problem is said once in the log.
 """
 
 from __future__ import annotations
@@ -94,19 +94,19 @@ class Sink(ABC, Generic[T]):
 
     @property
     def problem(self) -> Problem | None:
-        """That of the last turn. While it had none: the present turn hangs, of this sink or another of the same thread."""
+        """That of the last turn. While it had none: the present turn hangs."""
         if self._problem is not None:
             return self._problem
-        present = None if self.writer is None else self.writer.present
-        if present is None or time.monotonic() - present[0] <= STALL_S:
+        since = None if self.writer is None else self.writer.turn_since
+        if since is None or time.monotonic() - since <= STALL_S:
             return None
         why = f"a write takes longer than {STALL_S:g} s"
-        return Problem(why, f"cannot write {present[1]}: {why}", "see whether its disk answers")
+        return Problem(why, f"cannot write {self.title}: {why}", "see whether its disk answers")
 
     def flush(self, within_s: float = 5.0) -> bool:
         """Write what waits now; whether all that was put before is written. Blocks: not for the event loop."""
         put, until = self._put, time.monotonic() + within_s
-        while self.writer is not None and self.writer.flush(self, until - time.monotonic()):
+        while self.writer is not None and self.writer.turn(until - time.monotonic()):
             if self._problem is not None or self._done >= put:
                 return self._problem is None
         return False
@@ -167,14 +167,17 @@ class Sink(ABC, Generic[T]):
 
 
 class Writer:
-    """The thread of some sinks, in whose order they have their turns."""
+    """The thread of a sink."""
 
-    def __init__(self, name: str, sinks: Sequence[Sink[Any]]) -> None:
-        self.present: tuple[float, str] | None = None
-        """When the turn in progress began, by time.monotonic(), and its sink's title; None between turns."""
-        self._turns = [_Turns(sink) for sink in sinks]
-        for sink in sinks:
-            sink.writer = self
+    def __init__(self, name: str, sink: Sink[Any]) -> None:
+        self.turn_since: float | None = None
+        """When the turn in progress began, by time.monotonic(); None between turns."""
+        self._sink = sink
+        sink.writer = self
+        self._due_at = time.monotonic() + sink.every_s
+        self._retry_s = 0.0
+        self._asked = self._answered = 0
+        """Turns that were asked for, and how many of these calls a turn has answered."""
         self._changed = threading.Condition()
         self._until: float | None = None
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -184,75 +187,53 @@ class Writer:
         return self._until is not None
 
     def start(self) -> None:
-        """Does nothing without sinks."""
-        if self._turns:
-            self._thread.start()
+        self._thread.start()
 
     def stop(self, within_s: float) -> None:
-        """Give each sink its last turn. Blocks, for about `within_s` at most; also without `start`, and again."""
+        """Give the sink its last turn. Blocks, for about `within_s` at most; also without `start`, and again."""
         if self._thread.ident is None or self._until is not None:
             return
         with self._changed:
             self._until = time.monotonic() + within_s
             self._changed.notify_all()
         self._thread.join(within_s + _LATE_S)
-        for sink in (turns.sink for turns in self._turns):
-            if left := sink.waiting:
-                sink.given_up(left)
+        if left := self._sink.waiting:
+            self._sink.given_up(left)
 
-    def flush(self, sink: Sink[Any], within_s: float) -> bool:
-        """Whether a turn of `sink` that began after this call has ended."""
-        [turns] = [each for each in self._turns if each.sink is sink]
+    def turn(self, within_s: float) -> bool:
+        """Whether a turn that began after this call has ended."""
         with self._changed:
-            turns.asked = mine = turns.asked + 1
+            self._asked = mine = self._asked + 1
             self._changed.notify_all()
-            return self._changed.wait_for(lambda: turns.answered >= mine, within_s)
+            return self._changed.wait_for(lambda: self._answered >= mine, within_s)
 
     def _run(self) -> None:
         while self._until is None:
-            for turns in self._turns:
-                if turns.is_due and self._until is None:
-                    self._turn(turns, turns.sink.write)
+            if self._asked > self._answered or time.monotonic() >= self._due_at:
+                self._turn(self._sink.write)
             with self._changed:
-                wait_s = min(turns.due_at for turns in self._turns) - time.monotonic()
-                self._changed.wait_for(self._is_asked, max(0.0, wait_s))
-        until = self._until
-        for turns in self._turns:
-            self._turn(turns, partial(turns.sink.end, until))
+                self._changed.wait_for(self._is_asked, max(0.0, self._due_at - time.monotonic()))
+        self._turn(partial(self._sink.end, self._until))
 
     def _is_asked(self) -> bool:
-        return self._until is not None or any(turns.asked > turns.answered for turns in self._turns)
+        return self._until is not None or self._asked > self._answered
 
-    def _turn(self, turns: _Turns, work: Callable[[], Problem | None]) -> None:
-        sink, asked = turns.sink, turns.asked
-        self.present = (time.monotonic(), sink.title)
+    def _turn(self, work: Callable[[], Problem | None]) -> None:
+        sink, asked = self._sink, self._asked
+        self.turn_since = time.monotonic()
         pause_s = sink.every_s
         try:
             problem = work()
-            turns.retry_s = 0.0
+            self._retry_s = 0.0
         except Exception as error:  # the thread must not end: nothing would be written any longer
             try:
                 problem = sink.failed(error)
             except Exception as worse:
                 problem = Sink.failed(sink, worse)
-            turns.retry_s = pause_s = min(sink.longest_retry_s, turns.retry_s * 2 or RETRY_S)
-        sink.judge(problem, paused=turns.retry_s > 0)
-        self.present = None
-        turns.due_at = time.monotonic() + pause_s
+            self._retry_s = pause_s = min(sink.longest_retry_s, self._retry_s * 2 or RETRY_S)
+        sink.judge(problem, paused=self._retry_s > 0)
+        self.turn_since = None
+        self._due_at = time.monotonic() + pause_s
         with self._changed:
-            turns.answered = asked
+            self._answered = asked
             self._changed.notify_all()
-
-
-class _Turns:
-    """The turns of one sink."""
-
-    def __init__(self, sink: Sink[Any]) -> None:
-        self.sink = sink
-        self.due_at = time.monotonic() + sink.every_s
-        self.retry_s = 0.0
-        self.asked = self.answered = 0
-
-    @property
-    def is_due(self) -> bool:
-        return self.asked > self.answered or time.monotonic() >= self.due_at

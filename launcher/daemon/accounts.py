@@ -119,7 +119,7 @@ class Accounts:
         self._traces = Exporter(endpoint, launcher.__version__) if endpoint else None
         # A thread for each: where one hangs, or checks a large file, the others go on. By their times for the last turn.
         self._writers = [
-            (Writer(name, [sink]), within_s)
+            (Writer(name, sink), within_s)
             for name, sink, within_s in (
                 ("audit", self._audit, STOP_S),
                 ("usage ledger", self._file, STOP_S),

@@ -138,7 +138,7 @@ async def measure(slots: int, cpus: int, ticks: int, folder: Path) -> dict[str, 
         proxy.add_upstream(slot, 1, "model", UnixAddress(f"/nowhere/{slot}"), 64)
     load = LoadTable(lambda: int(clock.now * 1000))
     ledger = Ledger(Usage(), folder / "usage.db", mirrored=[load])
-    writer = Writer("usage ledger", [ledger])
+    writer = Writer("usage ledger", ledger)
     writer.start()
     await asyncio.to_thread(ledger.flush)
     gc.collect()

@@ -30,7 +30,7 @@ from launcher.base.writer import Writer
 audit.TURN_S = 0.01
 folder = Path(sys.argv[1])
 trail = AuditTrail(folder, Audit(path=str(folder), max_bytes=200_000), "1.0")
-Writer("audit", [trail]).start()
+Writer("audit", trail).start()
 assert trail.flush(60), trail.problem
 print("began", flush=True)
 number = 0

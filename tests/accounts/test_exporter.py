@@ -32,7 +32,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def started(exporter: Exporter) -> Writer:
-    writer = Writer("traces", [exporter])
+    writer = Writer("traces", exporter)
     writer.start()
     return writer
 
@@ -219,5 +219,5 @@ def test_without_start_nothing_is_sent() -> None:
     before = threading.active_count()
     exporter = Exporter("http://127.0.0.1:1", "1", {})
     exporter.put(trace())
-    Writer("traces", [exporter]).stop(STOP_S)
+    Writer("traces", exporter).stop(STOP_S)
     assert threading.active_count() == before

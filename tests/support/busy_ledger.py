@@ -41,7 +41,7 @@ def main() -> None:
     path, number, batch_s = Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     setattr(module, "BATCH_S", batch_s)  # noqa: B010  mypy refuses a plain assignment of a constant
     ledger = Ledger(Usage(), path)
-    Writer("usage ledger", [ledger]).start()
+    Writer("usage ledger", ledger).start()
     print("started", flush=True)
     enter(ledger, number)
 

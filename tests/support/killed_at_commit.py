@@ -63,7 +63,7 @@ def main() -> None:
     load = LoadTable(lambda: 1 << 60)
     ledger = Ledger(Usage(), path, mirrored=[load])
     slot = ledger.spent.slot(*KEY)
-    Writer("usage ledger", [ledger]).start()
+    Writer("usage ledger", ledger).start()
 
     def then(following: int) -> None:
         slot.store(BEGIN, following)

@@ -18,7 +18,7 @@ def written(sink: S, stop_s: float = STOP_S, *, by_flush: bool = False) -> Itera
     after a failure."""
     if by_flush:
         sink.every_s = 3600.0
-    writer = Writer("test", [sink])
+    writer = Writer("test", sink)
     writer.start()
     try:
         yield sink

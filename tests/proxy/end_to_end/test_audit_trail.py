@@ -30,7 +30,7 @@ def recorded(folder: Path) -> list[dict[str, object]]:
 async def test_requests_are_recorded_without_their_words(build: Build, tmp_path: Path) -> None:
     folder = tmp_path / "trail"
     trail = AuditTrail(folder, Audit(strict=True), "1.0")
-    writer = Writer("audit", [trail])
+    writer = Writer("audit", trail)
     writer.start()
     trail.flush(60)
     proxy = await build(accounting=Accounting(record=trail.put, unrecorded=trail.refusal))
@@ -63,7 +63,7 @@ async def test_a_trail_that_cannot_be_written(build: Build, tmp_path: Path, *, s
     folder.mkdir()
     folder.chmod(0o777)
     trail = AuditTrail(folder, Audit(strict=strict), "1.0")
-    writer = Writer("audit", [trail])
+    writer = Writer("audit", trail)
     writer.start()
     trail.flush(60)
     proxy = await build(accounting=Accounting(record=trail.put, unrecorded=trail.refusal))
