@@ -127,17 +127,6 @@ class BudgetState:
     """Since the last report of a fleet; None: there was none."""
 
 
-class NoSums:
-    """The slots while no ledger is kept."""
-
-    def __init__(self, _kind: str, _name: str, _unit: str) -> None: ...
-
-    def amount(self, _begin: int) -> int | None:
-        return None
-
-    def store(self, _begin: int, _amount: int) -> None: ...
-
-
 class Why(StrEnum):
     """Why a request is not admitted."""
 

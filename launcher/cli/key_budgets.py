@@ -72,9 +72,10 @@ def states(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, di
 
 
 def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    from launcher.accounts.budgets import Budgets, NoSums, rules_of  # noqa: PLC0415  heavy
+    from launcher.accounts.budgets import Budgets, rules_of  # noqa: PLC0415  heavy
     from launcher.accounts.report_values import zone_of  # noqa: PLC0415  heavy
     from launcher.accounts.spent_before import read_past  # noqa: PLC0415  heavy
+    from launcher.accounts.spent_sums import SpentSums  # noqa: PLC0415  heavy
     from launcher.base.clock import Clock  # noqa: PLC0415  heavy
 
     config = config_of(args)
@@ -84,7 +85,9 @@ def _by_ledger(args: argparse.Namespace, budgets: Mapping[str, str]) -> dict[str
     if not path.exists():
         return {}
     zone = zone_of(config.usage.zone)
-    held = Budgets(rules_of(config), zone, Clock(), NoSums)
+    sums = SpentSums()
+    sums.read(path)
+    held = Budgets(rules_of(config), zone, Clock(), sums.slot)
     held.learn(read_past(path, zone, time.time()))
     try:
         held.follow(budgets)

@@ -16,13 +16,14 @@ from typing import Final, Protocol
 import launcher
 from launcher.accounts.audit import AuditTrail
 from launcher.accounts.audit_chain import ControlEntry
-from launcher.accounts.budgets import Budgets, NoSums, Past, rules_of
+from launcher.accounts.budgets import Budgets, Past, rules_of
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.exporter import FLUSH_S, Exporter
 from launcher.accounts.ledger import Ledger, clock_path
 from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
 from launcher.accounts.spent_before import Before, Lookup, Slots, begin_caps, day_in, make_caps, spent_on
+from launcher.accounts.spent_sums import SpentSums
 from launcher.base.background import within
 from launcher.base.clock import Clock, Moment, load_reading
 from launcher.base.errors import LauncherError
@@ -92,7 +93,7 @@ class Accounts:
             clock = Clock(last=last)
         self.clock = clock
         self._allow_unknown = config.usage.when_unknown == "allow"
-        self._stored: Slots = NoSums
+        self._stored: Slots = SpentSums().slot  # of no file, while no ledger is kept
         if path is not None:
             self._file = Ledger(config.usage, path, clock, [] if self.load is None else [self.load])
         if config.usage.enabled and self._file is not None:

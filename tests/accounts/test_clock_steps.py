@@ -20,7 +20,7 @@ from support.written import written
 
 from launcher.accounts.audit import TrailFile
 from launcher.accounts.audit_verify import verify
-from launcher.accounts.budgets import Budgets, NoSums, Past, Reservation, Rules
+from launcher.accounts.budgets import Budgets, Past, Reservation, Rules
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import open_reader
@@ -211,7 +211,7 @@ def past_of(clock: HandClock, served: Iterable[tuple[str, float, int, int]]) -> 
 def test_what_other_hosts_spent_counts_on_when_the_period_before_ends() -> None:
     """Their report of this period, which began when the clock was set, is not forgotten."""
     clock = HandClock(NOON + 11 * HOUR_S)
-    found = Budgets(Rules(), ZoneInfo("UTC"), clock, NoSums)
+    found = Budgets(Rules(), ZoneInfo("UTC"), clock, StoredSums().slot)
     found.learn(Past())
     found.follow({"ann": "100-tokens/day"})
     tell(found, 50, "2026-11-20")

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from support.fake_operations import Backstage, FakeOperations
 from support.keys import Fields
 
-from launcher.accounts.budgets import BudgetState, Past
+from launcher.accounts.budgets import Budgets, BudgetState, Past, Rules
+from launcher.accounts.ended_request import EndedRequest
+from launcher.accounts.ledger_file import LedgerFile
+from launcher.accounts.report_values import hour_begin
+from launcher.accounts.spent_sums import SpentSums
+from launcher.base.clock import Clock
 from launcher.cli import main
 from launcher.keys.api_keys import ApiKeys
 
@@ -280,6 +288,18 @@ def test_list_without_a_daemon_reads_the_ledger(
     monkeypatch.setattr("launcher.accounts.spent_before.read_past", lambda *_: past)
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines()[1].split()[-3:-1] == ["19,500", "tokens"]
+    # What a daemon had served and not entered when it was killed.
+    sums, zone = SpentSums(), ZoneInfo("UTC")
+    budgets = Budgets(Rules(), zone, Clock(), sums.slot)
+    budgets.learn(Past())
+    budgets.follow({"ann": "20k-tokens/month"})
+    budgets.spend(EndedRequest(time.time(), "r", "ann", output_tokens=600))
+    with closing(
+        LedgerFile(tmp_path / "usage.db", "UTC", partial(hour_begin, zone=zone), time.time(), [sums])
+    ) as ledger:
+        ledger.write([], {})
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[-3:-1] == ["19,400", "tokens"]
 
 
 @pytest.mark.parametrize("words", [("add", "bob"), ("set", "ann", "--concurrency", "2"), ("revoke", "ann")])

@@ -15,8 +15,9 @@ from support.cloud import cloud_process, make_certificate
 from support.keys import new_key
 from support.proxy_under_test import Build, ProxyUnderTest, until
 from support.scripted_engine import DONE, Call, event
+from support.stored_sums import StoredSums
 
-from launcher.accounts.budgets import Budgets, NoSums, Past, Rules
+from launcher.accounts.budgets import Budgets, Past, Rules
 from launcher.base.clock import Clock
 from launcher.base.money import PICOS, token_prices
 from launcher.config.schema import Overflow
@@ -73,7 +74,7 @@ async def answer(call: Call) -> None:
 async def make(build: Build, tmp_path: Path) -> Any:
     async def made(budget: str, past: Past | None = None, **fields: object) -> Client:
         rules = Rules(price=token_prices(1, 100, 0.5))
-        budgets = Budgets(rules, UTC, Clock(), NoSums)
+        budgets = Budgets(rules, UTC, Clock(), StoredSums().slot)
         key = new_key(tmp_path / "keys", "ann", budget=budget, **fields)
         accounting = Accounting(record=budgets.spend, budgets=budgets, prices=rules.price)
         proxy = await build(api_keys_file=str(tmp_path / "keys"), accounting=accounting)
@@ -219,7 +220,7 @@ async def test_overflow_is_reserved_and_charged_at_its_endpoints_prices(
 ) -> None:
     certificate = make_certificate(tmp_path)
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate.path))
-    budgets = Budgets(Rules(price=token_prices(1, 1)), UTC, Clock(), NoSums)
+    budgets = Budgets(Rules(price=token_prices(1, 1)), UTC, Clock(), StoredSums().slot)
     budgets.learn(Past())
     key = new_key(tmp_path / "keys", "ann", budget="1-usd/day")
     accounting = Accounting(record=budgets.spend, budgets=budgets, prices=budgets.rules.price)
