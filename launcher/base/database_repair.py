@@ -62,7 +62,7 @@ def _check_tables(kind: FileKind, reader: sqlite3.Connection) -> str:
     if definitions(reader) != definitions_of(kind):
         return f"its tables are not those of a {kind.noun}"
     [found] = reader.execute("PRAGMA integrity_check(1)").fetchone()
-    return "" if found == "ok" else str(found)
+    return "" if found == "ok" else str(found).splitlines()[-1]
 
 
 def _check_rows(kind: FileKind, reader: sqlite3.Connection) -> str:

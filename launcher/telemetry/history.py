@@ -91,10 +91,9 @@ class History:
         changes, self.changes = self.changes, {}
         return changes
 
-    def take(self, there: Mapping[Key, bytes], now_ms: int, damaged: Iterable[Key] = ()) -> None:
+    def take(self, there: Mapping[Key, bytes], now_ms: int) -> None:
         """What a file has, in the order in which it was added; where both have a row, this one counts. `changes` are then
-        those that the file lacks, without its `damaged` rows. Longer steps that an earlier process did not thin are
-        thinned."""
+        those that the file lacks. Longer steps that an earlier process did not thin are thinned."""
         for span in SPANS:
             mine = self._rows[span]
             older = {ms: text for (name, ms), text in there.items() if name == span.name and ms not in mine}
@@ -111,7 +110,7 @@ class History:
             mine |= newer
         here = {Key(span.name, ms): text for span in SPANS for ms, text in self._rows[span].items()}
         lacking = {key: text for key, text in here.items() if there.get(key) != text}
-        self.changes = lacking | {key: None for key in (*there, *damaged) if key not in here}
+        self.changes = lacking | {key: None for key in there if key not in here}
         for span in _LONGER:
             ends = sorted({span.end_of(ms) for ms in self._rows[HOUR]})
             for end in ends:

@@ -9,7 +9,7 @@ import logging
 import sqlite3
 import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -27,9 +27,13 @@ CREATE TABLE load (
     UNIQUE (span, ended_ms)
 );
 """
-_SELECT: Final = "SELECT span, ended_ms, row, checksum FROM load ORDER BY number"
+# As bytes: a damaged text may be no UTF-8, which Python refuses.
+_SELECT: Final = """
+SELECT number, CAST(span AS BLOB), CAST(ended_ms AS BLOB), CAST(row AS BLOB), checksum FROM load ORDER BY number
+"""
 _INSERT: Final = "INSERT OR REPLACE INTO load (span, ended_ms, row, checksum) VALUES"
 _DELETE: Final = "DELETE FROM load WHERE span = ? AND ended_ms = ?"
+_DELETE_DAMAGED: Final = "DELETE FROM load WHERE number = ?"
 _NAMES: Final = frozenset(span.name for span in SPANS)
 
 LOAD: Final = Tables(
@@ -39,8 +43,8 @@ LOAD: Final = Tables(
 )
 
 
-def _checksum(key: Key, text: str) -> int:
-    return zlib.crc32(f"{key.span} {key.ms} {text}".encode())
+def _checksum(span: bytes, row: bytes) -> int:
+    return zlib.crc32(row, zlib.crc32(span))
 
 
 class LoadTable:
@@ -50,8 +54,6 @@ class LoadTable:
         self._now_ms = now_ms
         self._history = History()
         self._lock = threading.Lock()
-        self._damaged: set[Key] = set()
-        """Those that were told of."""
 
     def add(self, rows: Iterable[Row]) -> None:
         """Rows of 2 s. Takes some milliseconds when a longer step ends: not for the event loop."""
@@ -72,34 +74,42 @@ class LoadTable:
         there: dict[Key, bytes] = {}
         found = False
         with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
-            there.update(self._rows(reader))  # those before an error, too
+            _read(reader, there)
             found = True
         with self._lock:
             self._history.take(there, self._now_ms())
         return found
 
     def opened(self, connection: sqlite3.Connection) -> None:
-        there = dict(self._rows(connection))
+        there: dict[Key, bytes] = {}
+        damaged = _read(connection, there)
+        connection.executemany(_DELETE_DAMAGED, ((number,) for number in damaged))
         with self._lock:
-            self._history.take(there, self._now_ms(), self._damaged)
+            self._history.take(there, self._now_ms())
 
     def write(self, database: Database) -> None:
         with self._lock:
             changes = self._history.changed()
         database.connection.executemany(_DELETE, [key for key, text in changes.items() if text is None])
-        rows = [(*key, text.decode()) for key, text in changes.items() if text is not None]
-        database.insert(_INSERT, [(*row, _checksum(Key(*row[:2]), row[2])) for row in rows])
+        rows = [
+            (*key, text.decode(), _checksum(key.span.encode(), text))
+            for key, text in changes.items()
+            if text is not None
+        ]
+        database.insert(_INSERT, rows)
 
-    def _rows(self, reader: sqlite3.Connection) -> Iterator[tuple[Key, bytes]]:
-        before = len(self._damaged)
-        for span, ms, text, checksum in reader.execute(_SELECT):
-            key = Key(span, ms)
-            try:
-                if _checksum(key, text) != checksum or span not in _NAMES or row_of(text.encode()).ms != ms:
-                    raise ValueError(span)
-            except (ValueError, TypeError, AttributeError, msgspec.MsgspecError):
-                self._damaged.add(key)
-                continue
-            yield key, text.encode()
-        if count := len(self._damaged) - before:
-            log.warning("%d rows of the history are damaged and left out", count)
+
+def _read(reader: sqlite3.Connection, there: dict[Key, bytes]) -> list[int]:
+    """Take the rows into `there`, those before an error too; return the numbers of damaged ones."""
+    damaged = []
+    for number, span, ended_ms, text, checksum in reader.execute(_SELECT):
+        try:
+            key = Key(span.decode(), int(ended_ms))
+            if _checksum(span, text) != checksum or key.span not in _NAMES or row_of(text).ms != key.ms:
+                raise ValueError(key)
+            there[key] = text
+        except (ValueError, TypeError, AttributeError, msgspec.MsgspecError):
+            damaged.append(number)
+    if damaged:
+        log.warning("%d rows of the history are damaged and left out", len(damaged))
+    return damaged
