@@ -333,7 +333,7 @@ def test_a_backup_gives_no_spending_back(path: Path, backup: Path) -> None:
     sums = SpentSums()
     for name, amount in (("ann", 900), ("bob", 7)):
         sums.slot("key", name, "x").store(1000, amount)
-    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, sums)) as file:
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, [sums])) as file:
         file.write([], {})
     move_aside(path, NOW)
     with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, other := SpentSums())) as file:
