@@ -336,7 +336,7 @@ def test_a_backup_gives_no_spending_back(path: Path, backup: Path) -> None:
     with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, [sums])) as file:
         file.write([], {})
     move_aside(path, NOW)
-    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, other := SpentSums())) as file:
+    with closing(LedgerFile(path, "UTC", partial(hour_begin, zone=UTC), NOW, [other := SpentSums()])) as file:
         other.slot("key", "bob", "x").store(1000, 70)
         file.write([], {})
     restore(path, backup, NOW)
