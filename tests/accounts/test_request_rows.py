@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.ledger_file import LedgerFile
 
@@ -54,6 +54,7 @@ def entered(connection: sqlite3.Connection, batch: list[EndedRequest], first: in
     connection.executemany(f"{INSERT} ({marks})", rows_of(batch, first, kinds))
 
 
+@settings(max_examples=30)
 @given(batch=st.lists(an_entry(), min_size=1, max_size=40), cut=st.integers(0, 40), restart=st.booleans())
 def test_entries_come_back(batch: list[EndedRequest], cut: int, restart: bool) -> None:
     """Also where a daemon that starts finds their kinds in the file."""

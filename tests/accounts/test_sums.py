@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from launcher.accounts.ended_request import EndedRequest
@@ -109,6 +109,7 @@ class Rows:
         }
 
 
+@settings(max_examples=30)
 @given(batches=st.lists(st.lists(an_entry(), min_size=1, max_size=12), max_size=4), restart=st.booleans())
 def test_batches_sum_up_as_one_by_one(batches: list[list[EndedRequest]], restart: bool) -> None:
     """Also where a daemon that starts finds rows of the hour, and where entries of an earlier hour come late."""

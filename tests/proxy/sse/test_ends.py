@@ -272,7 +272,7 @@ def found_whole(end: StreamEnd, reads: list[bytes], choices: int, *, fast: bool)
     return tracker.done
 
 
-@settings(derandomize=True, max_examples=1500)
+@settings(derandomize=True, max_examples=500)
 @given(drawn_streams())
 def test_what_is_whole_is_what_an_oracle_says(
     drawn: tuple[StreamEnd, list[Told], int, bool, list[int] | None],
