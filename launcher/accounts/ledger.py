@@ -31,6 +31,8 @@ log = logging.getLogger("launcher.usage")
 BATCH_S: Final = 0.1
 # While the file cannot be written; some 60 MB. What comes after is lost, and counted.
 MOST_WAITING: Final = 100_000
+# The longest pause after failures: each try opens the file, and reads the tables that are in memory.
+LONGEST_RETRY_S: Final = 8.0
 # Entries of one transaction: Python's lock is held for a few milliseconds at a time.
 _SLICE: Final = 2_000
 # Of one turn, so that a backlog does not take the event loop's time for seconds.
@@ -54,14 +56,17 @@ def clock_path(ledger: Path) -> Path:
 
 class Ledger(Sink[EndedRequest]):
     """Raises LauncherError for a zone that this machine does not know. An entry is in the file BATCH_S after its `put`, and
-    until then only in memory. `mirrored`: tables of others in the same file."""
+    until then only in memory. `mirrored`: tables of others in the same file; where [usage] keeps no ledger, only they are
+    written."""
 
     def __init__(
         self, settings: Usage, path: Path, clock: Clock | None = None, mirrored: Sequence[MirroredTable] = ()
     ) -> None:
+        keeps = settings.enabled
         super().__init__(
-            log, f"the usage ledger '{path}'", most=MOST_WAITING, every_s=BATCH_S,
-            meanwhile="requests are served, their entries wait in memory",
+            log, f"the {'usage ledger' if keeps else 'history'} '{path}'", most=MOST_WAITING, every_s=BATCH_S,
+            longest_retry_s=LONGEST_RETRY_S,
+            meanwhile="requests are served, their entries wait in memory" if keeps else "it is kept in memory",
         )  # fmt: skip
         self.path = path
         self.recorded = 0
@@ -77,6 +82,7 @@ class Ledger(Sink[EndedRequest]):
         self._clock_stored: Moment | None = None
         self._clock_told = False
         self._zone = settings.zone
+        self._keeps_requests = keeps
         self._hour_of = partial(hour_begin, zone=zone_of(settings.zone))
         self._lookup: Lookup | None = None
         self._answered: tuple[Lookup, Before] | None = None
@@ -204,7 +210,8 @@ class Ledger(Sink[EndedRequest]):
             log.error("usage ledger '%s' was removed by somebody; a new one begins", self.path)
             self._close()
         if self._file is None:
-            self._file = LedgerFile(self.path, self._zone, self._hour_of, self._clock.wall(), self._mirrored)
+            zone = self._zone if self._keeps_requests else None
+            self._file = LedgerFile(self.path, zone, self._hour_of, self._clock.wall(), self._mirrored)
             self._unsummed = []
         return self._file
 
@@ -282,12 +289,18 @@ class Ledger(Sink[EndedRequest]):
         return Problem(
             damage,
             f"{self.title} was broken: {damage}",
-            f"it is now '{moved}', and a new one begins; to restore a backup: stop the daemon, numa-launcher usage restore "
-            f"BACKUP, start it; what can be read of the broken one: sqlite3 '{moved}' .recover",
+            f"it is now '{moved}', and a new one begins"
+            + (
+                f"; to restore a backup: stop the daemon, numa-launcher usage restore BACKUP, start it; what can be read of "
+                f"the broken one: sqlite3 '{moved}' .recover"
+                if self._keeps_requests
+                else ""
+            ),
         )
 
     def recovered(self) -> str:
-        return f"{super().recovered()}; entries lost since the start: {self.lost}"
+        lost = f"; entries lost since the start: {self.lost}" if self._keeps_requests else ""
+        return f"{super().recovered()}{lost}"
 
     def _count_lost(self) -> None:
         """Their requests ended a moment ago, or while a turn hung."""

@@ -137,46 +137,58 @@ LEDGER: Final = FileKind(
 
 
 class LedgerFile:
-    """Raises LauncherError where the file cannot be used, and sqlite3.Error and OSError where it cannot be written. After an
-    error it must be closed."""
+    """`zone`: None where no requests are kept, only the `mirrored` tables. Raises LauncherError where the file cannot be
+    used, and sqlite3.Error and OSError where it cannot be written. After an error it must be closed."""
 
     def __init__(
-        self, path: Path, zone: str, hour_of: HourOf, now: float, mirrored: Sequence[MirroredTable] = ()
+        self,
+        path: Path,
+        zone: str | None,
+        hour_of: HourOf,
+        now: float,
+        mirrored: Sequence[MirroredTable] = (),
     ) -> None:
         self.path = path
+        self._keeps_requests = zone is not None
         self._mirrored = mirrored
         self.database = Database(LEDGER, path)
-        self._connection = connection = self.database.connection
-        self._kinds = Kinds(connection)
+        self._connection = self.database.connection
+        self._kinds = Kinds(self._connection)
         self._sums = Sums(hour_of, self._stored)
         self.unsummed: list[EndedRequest] = []
         """Entries of this process that are written, and not in the hourly sums yet. They are lost with a file whose sums are
         damaged."""
+        self._last = 0
         # Rows of `request` that the hourly sums lack.
         self._to_fold: list[tuple[Any, ...]] = []
         self._folded_at = time.monotonic()
         try:
             with self._transaction():
-                connection.execute(
-                    "INSERT INTO meta SELECT ?, ?, 0 WHERE NOT EXISTS (SELECT 1 FROM meta)", (zone, now)
-                )
-                connection.execute("UPDATE meta SET zone = ?", (zone,))
-                [summed_to, last] = connection.execute(
-                    "SELECT summed_to, (SELECT coalesce(max(id), 0) FROM request) FROM meta"
-                ).fetchone()
-                self._last = max(summed_to, last)
-                # A daemon that was killed did not sum them up.
-                self._to_fold, kinds = rows_after(connection, summed_to)
-                for number, kind in kinds.items():
-                    self._kinds.learn(number, kind)
-                self._fold()
+                if zone is not None:
+                    self._begin(zone, now)
                 for table in self._mirrored:
-                    table.opened(connection)
-                # Damage of the sums is found before a request is entered.
-                self._sums.read(hour_of(now))
+                    table.opened(self.database)
+                if zone is not None:  # damage of the sums is found before a request is entered
+                    self._sums.read(hour_of(now))
         except BaseException:
             self.database.close()
             raise
+
+    def _begin(self, zone: str, now: float) -> None:
+        connection = self._connection
+        connection.execute(
+            "INSERT INTO meta SELECT ?, ?, 0 WHERE NOT EXISTS (SELECT 1 FROM meta)", (zone, now)
+        )
+        connection.execute("UPDATE meta SET zone = ?", (zone,))
+        [summed_to, last] = connection.execute(
+            "SELECT summed_to, (SELECT coalesce(max(id), 0) FROM request) FROM meta"
+        ).fetchone()
+        self._last = max(summed_to, last)
+        # A daemon that was killed did not sum them up.
+        self._to_fold, kinds = rows_after(connection, summed_to)
+        for number, kind in kinds.items():
+            self._kinds.learn(number, kind)
+        self._fold()
 
     def close(self) -> None:
         try:
@@ -202,6 +214,8 @@ class LedgerFile:
         with self._transaction():
             for table in self._mirrored:
                 table.write(self.database)
+            if not self._keeps_requests:
+                return
             rows = rows_of(batch, self._last + 1, self._kinds)
             self.database.insert(INSERT, rows)
             self._last += len(rows)
@@ -220,6 +234,8 @@ class LedgerFile:
 
     def prune(self, before: float) -> bool:
         """Delete some of the requests that ended before; whether there may be more of them."""
+        if not self._keeps_requests:
+            return False
         with self._transaction():
             self._fold()
             deleted = self._connection.execute(
@@ -301,13 +317,13 @@ def restore(path: Path, backup: Path, now: float) -> tuple[Restored, float | Non
     rows of all files. Raises LauncherError."""
     found = database_repair.restore(LEDGER, path, backup, now)
     mirrored: tuple[MirroredTable, ...] = (SpentSums(), LoadTable(lambda: int(now * 1000)))
-    for before in filter(None, (found.replaced, *found.retired)):
+    for before in filter(None, (found.replaced, *reversed(found.retired))):  # the newest first
         for table in mirrored:
             table.rescue(before)
     try:
-        with contextlib.closing(Database(LEDGER, path)) as file, file.transaction() as connection:
+        with contextlib.closing(Database(LEDGER, path)) as file, file.transaction():
             for table in mirrored:
-                table.opened(connection)
+                table.opened(file)
                 table.write(file)
     except (sqlite3.Error, OSError) as error:
         raise LauncherError(

@@ -125,6 +125,7 @@ class SpentSums:
         self.found = dict(self._known)
 
     def rescue(self, path: Path) -> bool:
+        """Returns whether it has such a table."""
         with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
             for row in reader.execute(_SELECT):
                 with contextlib.suppress(DamagedSumError):
@@ -138,9 +139,9 @@ class SpentSums:
         if known is None or (known < sum_ and not self._is_read):
             self._known[name] = sum_
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def opened(self, database: Database) -> None:
         """Raises DamagedSumError, too."""
-        there = dict(map(_parsed, connection.execute(_SELECT)))
+        there = dict(map(_parsed, database.connection.execute(_SELECT)))
         for name, sum_ in there.items():
             self._keep(name, sum_)
         with self._lock:

@@ -80,11 +80,12 @@ class MirroredTable(Protocol):
     def waiting(self) -> bool:
         """Whether there is something to `write`."""
 
-    def rescue(self, path: Path) -> bool:
-        """Take what can be read of a damaged or replaced file, row by row; whether it has such a table. Never raises."""
+    def rescue(self, path: Path) -> object:
+        """Take what can be read of a damaged or replaced file. Never raises."""
 
-    def opened(self, connection: sqlite3.Connection) -> None:
-        """A file was opened for writing: take what it has, and `write` what it lacks. Raises sqlite3.Error, DamagedError."""
+    def opened(self, database: Database) -> None:
+        """A file was opened for writing: take what it has, and `write` what it lacks. Within a transaction. Raises
+        sqlite3.Error, DamagedError."""
 
     def write(self, database: Database) -> None:
         """Within a transaction. Where that fails, the file must be opened again. Raises sqlite3.Error."""
@@ -296,7 +297,8 @@ class Database:
             raise
 
     def insert(self, insert: str, rows: Sequence[tuple[Any, ...]], then: str = "") -> None:
-        """`insert`: a statement up to VALUES; `then`: what follows the rows, such as ON CONFLICT."""
+        """`insert`: a statement up to VALUES, also "DELETE ... IN (VALUES"; `then`: what follows the rows, such as ON
+        CONFLICT."""
         for begin in range(0, len(rows), _ROWS):
             part = rows[begin : begin + _ROWS]
             marks = f"({', '.join('?' * len(part[0]))})"

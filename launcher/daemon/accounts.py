@@ -86,8 +86,10 @@ class Accounts:
             except LauncherError as error:
                 if any(endpoint.max_per_day is not None for endpoint in config.proxy.overflow):
                     raise
-                kept = "the usage ledger" if config.usage.enabled else "the history after the daemon's end"
-                self._no_file = f"cannot keep {kept}: {error.message}; set [usage] path"
+                kept = ["the usage ledger"] if config.usage.enabled else []
+                if self.load is not None:
+                    kept.append("the history of the load beyond the daemon's end")
+                self._no_file = f"cannot keep {' and '.join(kept)}: {error.message}; set [usage] path"
         if clock is None:
             last = None if path is None else within(START_S, partial(load_reading, clock_path(path)))
             clock = Clock(last=last)
@@ -274,12 +276,19 @@ class Accounts:
         found = [self._no_file] if self._no_file else []
         for sink in (self._file, self._audit, self._traces):
             if sink is not None and (problem := sink.problem) is not None:
-                counts = f"{sink.waiting} entries wait, {sink.lost} are lost"
+                counts = (
+                    f"{sink.waiting} entries wait, {sink.lost} are lost" if sink.waiting or sink.lost else ""
+                )
                 found.append("; ".join(filter(None, (problem.text, counts, problem.remedy))))
         if self._file is not None and self._file.moved_to is not None:
+            what, then = "the history", ""
+            if self.ledger is not None:
+                what = "the usage ledger"
+                then = (
+                    "; to restore a backup: stop the daemon, `numa-launcher usage restore BACKUP`, start it"
+                )
             found.append(
-                f"the usage ledger was broken: the file is now '{self._file.moved_to}', and a new one began; to restore a "
-                "backup: stop the daemon, `numa-launcher usage restore BACKUP`, start it"
+                f"{what} was broken: the file is now '{self._file.moved_to}', and a new one began{then}"
             )
         lacks = [sink for sink in (self.ledger, self._audit) if sink is not None and sink.lost]
         found += [f"{sink.title} lacks {sink.lost} entries, which could not be written" for sink in lacks]

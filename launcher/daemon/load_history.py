@@ -88,7 +88,8 @@ class LoadHistory:
                 "set history = true in [telemetry] and restart the daemon",
             )
         text = bytearray()
-        for part in Reply(self._table.find(span, after), slots).parts():
+        found = await asyncio.to_thread(self._table.find, span, after)
+        for part in Reply(found, slots).parts():
             text += part
             await asyncio.sleep(0)
         return bytes(text)

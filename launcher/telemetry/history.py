@@ -6,6 +6,7 @@ so that a restart in the middle of a step loses none of it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -13,7 +14,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from launcher.telemetry.history_columns import HIT_RATE, HOST, KEPT, SLOT, Row, row_of, text_of, thin
+from launcher.telemetry.history_columns import (
+    HIT_RATE,
+    HOST,
+    KEPT,
+    SLOT,
+    Row,
+    SlotValues,
+    row_of,
+    text_of,
+    thin,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +51,7 @@ DAY: Final = Span("1d", 60_000, 1_440, slots=True)
 QUARTER: Final = Span("90d", 600_000, 12_960, slots=False)
 SPANS: Final = (HOUR, DAY, QUARTER)
 _LONGER: Final = (DAY, QUARTER)
+_NAMED: Final = {span.name: span for span in SPANS}
 # Of rows that are gone, while no file takes the changes: the next file is compared with what there is.
 _MOST_CHANGES: Final = 50_000
 
@@ -69,18 +81,17 @@ class History:
         """Since somebody took them: rows that were added, and None for those that are gone."""
         # By time, in the order in which they were added: a clock that is wrong for an hour makes an hour's rows go, no more.
         self._rows: Mapping[Span, dict[int, bytes]] = {span: {} for span in SPANS}
-        self._newest = dict.fromkeys(SPANS, 0)
-        self._seen: Mapping[Span, dict[int, int]] = {span: {} for span in SPANS}
+        self._last = 0
+        """End of the row that was added last; later ones are from before the clock was set back."""
+        self._seen: dict[Span, dict[int, int]] = {span: {} for span in SPANS}
         """By span and slot: the newest row that has the slot."""
 
     def add(self, rows: Iterable[Row]) -> None:
         """Rows of 2 s, by time; the longer steps that end with one of them are thinned."""
         for row in rows:
-            before = self._newest[HOUR]
-            for span in _LONGER:
-                left = span.end_of(before)
-                if before < left < row.ms:
-                    self._thin(span, left)
+            if row.ms != self._last + HOUR.step_ms:  # steps may have ended meanwhile
+                self._catch_up(row.ms)
+            self._last = row.ms
             self._put(HOUR, row)
             for span in _LONGER:
                 if row.ms % span.step_ms == 0:
@@ -91,36 +102,40 @@ class History:
         changes, self.changes = self.changes, {}
         return changes
 
-    def take(self, there: Mapping[Key, bytes], now_ms: int) -> None:
+    def take(self, there: Mapping[Key, bytes], now_ms: int) -> int:
         """What a file has, in the order in which it was added; where both have a row, this one counts. `changes` are then
-        those that the file lacks. Longer steps that an earlier process did not thin are thinned."""
+        those that the file lacks. Returns how many texts are no rows: they are left out."""
+        damaged, older = 0, {span.name: dict[int, Sequence[SlotValues]]() for span in SPANS}
+        for (name, ms), text in there.items():
+            span = _NAMED.get(name)
+            if span is None or ms in self._rows[span]:
+                continue
+            try:
+                row = row_of(text, slots=span.slots)
+            except msgspec.MsgspecError:
+                damaged += 1
+            else:
+                older[name][ms] = row.slots
+        if not self._last:
+            self._last = max((ms for rows in older.values() for ms in rows if ms <= now_ms), default=0)
         for span in SPANS:
-            mine = self._rows[span]
-            older = {ms: text for (name, ms), text in there.items() if name == span.name and ms not in mine}
-            excess = len(older) + len(mine) - span.most
-            for ms in list(islice(older, max(0, excess))):
-                del older[ms]
-            for text in older.values() if span.slots else ():
-                self._see(span, row_of(text), now_ms)
-            newest = max((ms for ms in older if ms <= now_ms), default=0)
-            self._newest[span] = self._newest[span] or newest
+            mine, found = self._rows[span], older[span.name]
             newer = list(mine.items())
             mine.clear()
-            mine |= older
-            mine |= newer
-        here = {Key(span.name, ms): text for span in SPANS for ms, text in self._rows[span].items()}
+            for ms, slots in islice(found.items(), max(0, len(found) + len(newer) - span.most), None):
+                mine[ms] = there[Key(span.name, ms)]
+                if ms <= self._last:
+                    self._seen[span] |= {it.slot: max(ms, self._seen[span].get(it.slot, 0)) for it in slots}
+            mine.update(newer)
+        here = {Key(span.name, ms): text for span, rows in self._rows.items() for ms, text in rows.items()}
         lacking = {key: text for key, text in here.items() if there.get(key) != text}
         self.changes = lacking | {key: None for key in there if key not in here}
-        for span in _LONGER:
-            ends = sorted({span.end_of(ms) for ms in self._rows[HOUR]})
-            for end in ends:
-                if end <= now_ms and end not in self._rows[span]:
-                    self._thin(span, end)
+        return damaged
 
     def find(self, name: str, after: int, now_ms: int) -> Found:
         """Rows that ended after `after`; all of the span where `after` is above the newest: the clock was set back."""
-        [span] = [span for span in SPANS if span.name == name]
-        newest = self._newest[span]
+        span = _NAMED[name]
+        newest = max((ms for ms in self._rows[span] if ms <= self._last), default=0)
         begin = now_ms // span.step_ms * span.step_ms - span.length_ms
         after = begin if after > newest else max(begin, after)
         rows = sorted((ms, text) for ms, text in self._rows[span].items() if after < ms <= newest)
@@ -128,30 +143,42 @@ class History:
         return Found(span, [text for _, text in rows], newest, slots)
 
     def _put(self, span: Span, row: Row) -> None:
-        rows = self._rows[span]
+        rows, key = self._rows[span], Key(span.name, row.ms)
         rows.pop(row.ms, None)  # the new one is the last
-        rows[row.ms] = self.changes[Key(span.name, row.ms)] = text_of(row)
+        self.changes.pop(key, None)
+        rows[row.ms] = self.changes[key] = text_of(row)
         if len(rows) > span.most:
-            oldest = next(iter(rows))
-            del rows[oldest]
+            gone = Key(span.name, next(iter(rows)))
+            del rows[gone.ms]
+            self.changes.pop(gone, None)
             if len(self.changes) < _MOST_CHANGES:
-                self.changes[Key(span.name, oldest)] = None
-        self._newest[span] = row.ms  # lower than before where the clock was set back
-        self._see(span, row, row.ms)
+                self.changes[gone] = None
+        self._seen[span].update((it.slot, row.ms) for it in row.slots)
 
-    def _see(self, span: Span, row: Row, now_ms: int) -> None:
-        seen = self._seen[span]
-        if row.ms <= now_ms:  # not from before the clock was set back
-            for values in row.slots:
-                seen[values.slot] = max(row.ms, min(now_ms, seen.get(values.slot, 0)))
+    def _catch_up(self, before: int) -> None:
+        """Steps that ended before a time, and have no row that was made of as much: an earlier process did not thin them, or
+        thinned a part."""
+        seconds = {ms: row_of(text, slots=False).seconds for ms, text in self._rows[HOUR].items()}
+        for span in _LONGER:
+            of_step: defaultdict[int, int] = defaultdict(int)
+            for ms, count in seconds.items():
+                of_step[span.end_of(ms)] += count
+            for end, count in sorted(of_step.items()):
+                if end < before and count > self._seconds(span, end):
+                    self._thin(span, end)
 
     def _thin(self, span: Span, end: int) -> None:
-        """The step that ended at `end`, if it has rows."""
+        """The step that ended at `end`. A row that was made of more stays: a wrong minute takes the place of no ten."""
         hour = self._rows[HOUR]
         times = range(end - span.step_ms + HOUR.step_ms, end + 1, HOUR.step_ms)
         rows = [row_of(hour[ms], slots=span.slots) for ms in times if ms in hour]
-        if rows:
+        if rows and sum(row.seconds for row in rows) >= self._seconds(span, end):
             self._put(span, thin(rows, end))
+
+    def _seconds(self, span: Span, end: int) -> int:
+        """That the row of a step is made of; 0 without one."""
+        text = self._rows[span].get(end)
+        return 0 if text is None else row_of(text, slots=False).seconds
 
 
 # --- The reply of ``GET /v1/history``, part by part: an hour of 32 slots is 300,000 values. ---
@@ -160,7 +187,7 @@ _QUERIES: Final = list(KEPT).index("prefix_queries_per_s")
 _HITS: Final = list(KEPT).index("prefix_hits_per_s")
 _RATE: Final = HOST.index(HIT_RATE)
 _NO_SLOT: Final = (None,) * len(SLOT)
-# Of rows that are decoded and encoded at a time: less than a millisecond.
+# Of rows that are decoded and encoded at a time.
 _PIECE_BYTES: Final = 32_768
 
 
@@ -177,7 +204,7 @@ class Reply:
         })  # fmt: skip
 
     def parts(self) -> Iterator[bytes]:
-        """Each takes less than a millisecond to make."""
+        """Each takes a millisecond or two to make."""
         yield self._head[:-1] + b',"rows":['
         texts = iter(self._rows)
         comma = b""
@@ -196,7 +223,7 @@ def _values(row: Row, places: Mapping[int, int]) -> list[object]:
     if not places:
         return [row.ms, *host]
     slots: list[tuple[object, ...]] = [_NO_SLOT] * len(places)
-    for slot, state, tokens, in_flight, kv_usage, cpu_busy in row.slots:
-        if slot in places:
-            slots[places[slot]] = (tokens, in_flight, kv_usage, cpu_busy, state)
+    for it in row.slots:
+        if it.slot in places:
+            slots[places[it.slot]] = (it.tokens_per_s, it.in_flight, it.kv_usage, it.cpu_busy, it.state)
     return [row.ms, *host, *chain.from_iterable(slots)]

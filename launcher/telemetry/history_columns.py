@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -66,15 +66,15 @@ STATES: Final = ("ready", "draining", "held", "stopped", "stopping", "starting",
 """From good to bad."""
 
 
-class SlotValues(NamedTuple):
-    """One slot in one row."""
+class SlotValues(Struct, frozen=True, array_like=True, gc=False):
+    """One slot in one row. Append only, with defaults."""
 
     slot: int
-    state: str | None
-    tokens_per_s: float | None
-    in_flight: float | None
-    kv_usage: float | None
-    cpu_busy: float | None
+    state: str | None = None
+    tokens_per_s: float | None = None
+    in_flight: float | None = None
+    kv_usage: float | None = None
+    cpu_busy: float | None = None
 
 
 class Row(Struct, frozen=True, array_like=True, gc=False):
@@ -115,8 +115,10 @@ def row_of(text: bytes, *, slots: bool = True) -> Row:
     else:
         part = _HOSTS_PART.decode(text)
         row = Row(part.ms, part.seconds, part.host, part.first_tokens)
-    missing = len(KEPT) - len(row.host)
-    return msgspec.structs.replace(row, host=row.host + (None,) * missing) if missing > 0 else row
+    if len(row.host) == len(KEPT):
+        return row
+    # Of a version with fewer columns, or with more.
+    return msgspec.structs.replace(row, host=(*row.host, *(None,) * len(KEPT))[: len(KEPT)])
 
 
 def rounded(value: float | None) -> float | None:

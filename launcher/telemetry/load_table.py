@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from launcher.base.database import Database, Tables, read_only
 from launcher.telemetry.history import SPANS, Found, History, Key
-from launcher.telemetry.history_columns import Row, row_of
+from launcher.telemetry.history_columns import Row
 
 log = logging.getLogger("launcher.history")
 
@@ -27,14 +25,23 @@ CREATE TABLE load (
     UNIQUE (span, ended_ms)
 );
 """
-# As bytes: a damaged text may be no UTF-8, which Python refuses.
+# The newest, of all spans. As bytes: a damaged text may be no UTF-8, which Python refuses.
 _SELECT: Final = """
-SELECT number, CAST(span AS BLOB), CAST(ended_ms AS BLOB), CAST(row AS BLOB), checksum FROM load ORDER BY number
+SELECT number, CAST(span AS BLOB), CAST(ended_ms AS BLOB), CAST(row AS BLOB), checksum
+FROM load ORDER BY number DESC LIMIT ?
 """
+_MOST: Final = sum(span.most for span in SPANS)
 _INSERT: Final = "INSERT OR REPLACE INTO load (span, ended_ms, row, checksum) VALUES"
-_DELETE: Final = "DELETE FROM load WHERE span = ? AND ended_ms = ?"
-_DELETE_DAMAGED: Final = "DELETE FROM load WHERE number = ?"
-_NAMES: Final = frozenset(span.name for span in SPANS)
+_DELETE: Final = "DELETE FROM load WHERE (span, ended_ms) IN (VALUES"
+_DELETE_NUMBERS: Final = "DELETE FROM load WHERE number IN (VALUES"
+_NAMES: Final = tuple(span.name for span in SPANS)
+# What no daemon of this version leaves in the file: other spans, and more than are kept of one.
+_DELETE_OTHERS: Final = "DELETE FROM load WHERE span NOT IN (?, ?, ?)"
+_DELETE_EXCESS: Final = """
+DELETE FROM load WHERE span = ?1 AND number <= (
+    SELECT number FROM load WHERE span = ?1 ORDER BY number DESC LIMIT 1 OFFSET ?2
+)
+"""
 
 LOAD: Final = Tables(
     (_TABLE,),
@@ -48,15 +55,18 @@ def _checksum(span: bytes, row: bytes) -> int:
 
 
 class LoadTable:
-    """The history, for the event loop and for the ledger's thread. `now_ms`: milliseconds since the epoch."""
+    """The history, for the recorder and its readers, and for the ledger's thread. Nothing of it is for the event loop, which
+    would wait for the others. `now_ms`: milliseconds since the epoch."""
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
         self._now_ms = now_ms
         self._history = History()
         self._lock = threading.Lock()
+        self._told = 0
+        """Damaged rows, when they were told of last."""
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Rows of 2 s. Takes some milliseconds when a longer step ends: not for the event loop."""
+        """Rows of 2 s."""
         with self._lock:
             self._history.add(rows)
 
@@ -70,27 +80,30 @@ class LoadTable:
     def waiting(self) -> bool:
         return bool(self._history.changes)
 
-    def rescue(self, path: Path) -> bool:
+    def rescue(self, path: Path) -> None:
         there: dict[Key, bytes] = {}
-        found = False
         with contextlib.suppress(Exception), contextlib.closing(read_only(path)) as reader:
             _read(reader, there)
-            found = True
         with self._lock:
             self._history.take(there, self._now_ms())
-        return found
 
-    def opened(self, connection: sqlite3.Connection) -> None:
+    def opened(self, database: Database) -> None:
+        database.connection.execute(_DELETE_OTHERS, _NAMES)
+        for span in SPANS:
+            database.connection.execute(_DELETE_EXCESS, (span.name, span.most))
         there: dict[Key, bytes] = {}
-        damaged = _read(connection, there)
-        connection.executemany(_DELETE_DAMAGED, ((number,) for number in damaged))
+        damaged = _read(database.connection, there)
+        database.insert(_DELETE_NUMBERS, [(number,) for number in damaged], ")")
         with self._lock:
-            self._history.take(there, self._now_ms())
+            count = len(damaged) + self._history.take(there, self._now_ms())
+        if count and count != self._told:
+            log.warning("%d rows of the history are damaged and left out", count)
+        self._told = count
 
     def write(self, database: Database) -> None:
         with self._lock:
             changes = self._history.changed()
-        database.connection.executemany(_DELETE, [key for key, text in changes.items() if text is None])
+        database.insert(_DELETE, [key for key, text in changes.items() if text is None], ")")
         rows = [
             (*key, text.decode(), _checksum(key.span.encode(), text))
             for key, text in changes.items()
@@ -100,16 +113,17 @@ class LoadTable:
 
 
 def _read(reader: sqlite3.Connection, there: dict[Key, bytes]) -> list[int]:
-    """Take the rows into `there`, those before an error too; return the numbers of damaged ones."""
-    damaged = []
-    for number, span, ended_ms, text, checksum in reader.execute(_SELECT):
-        try:
-            key = Key(span.decode(), int(ended_ms))
-            if _checksum(span, text) != checksum or key.span not in _NAMES or row_of(text).ms != key.ms:
-                raise ValueError(key)
-            there[key] = text
-        except (ValueError, TypeError, AttributeError, msgspec.MsgspecError):
-            damaged.append(number)
-    if damaged:
-        log.warning("%d rows of the history are damaged and left out", len(damaged))
+    """Take the rows into `there`, in the order in which they were added; return the numbers of damaged ones."""
+    damaged, found = [], []
+    try:
+        for number, span, ended_ms, text, checksum in reader.execute(_SELECT, (_MOST,)):
+            try:
+                key = Key(span.decode(), int(ended_ms))
+                if _checksum(span, text) != checksum or not text.startswith(b"[%d," % key.ms):
+                    raise ValueError(key)
+                found.append((key, text))
+            except (ValueError, TypeError, AttributeError):
+                damaged.append(number)
+    finally:  # with those before an error
+        there.update(reversed(found))
     return damaged

@@ -92,8 +92,13 @@ async def test_a_history_whose_file_cannot_be_used_is_a_warning(tmp_path: Path) 
     (tmp_path / "usage").write_text("a file")
     found = accounts(tmp_path, enabled=False)
     await found.start(dict)
-    await until(lambda: "file exists" in "".join(found.warnings()))
+    await until(found.warnings)
     await found.stop()
+    [warning] = found.warnings()
+    assert warning == (
+        f"cannot write the history '{tmp_path}/usage/usage.db': file exists; let the daemon's user write in "
+        f"'{tmp_path}/usage', or name another file in [usage] path"
+    )
 
 
 async def test_a_file_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
@@ -116,7 +121,7 @@ def test_a_user_without_a_state_folder_is_served(monkeypatch: pytest.MonkeyPatch
     assert "user 4242424 has no home folder" in warning
     assert "set [usage] path" in warning
     [warning] = Accounts(made(usage={"enabled": False}).config, {}).warnings()
-    assert warning.startswith("cannot keep the history after the daemon's end: ")
+    assert warning.startswith("cannot keep the history of the load beyond the daemon's end: ")
 
 
 def test_a_ledger_that_was_not_started_ends(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from support.history_rows import NOON, row, slot, value
 
 from launcher.telemetry.history import HOUR as HOURS
 from launcher.telemetry.history import SPANS, History, Key
-from launcher.telemetry.history_columns import Row, row_of, thin
+from launcher.telemetry.history_columns import KEPT, Row, row_of, thin
 
 SECOND, MINUTE, TEN, HOUR = 1000, 60_000, 600_000, 3_600_000
 
@@ -118,11 +118,59 @@ def test_a_restart_thins_what_a_killed_process_did_not() -> None:
     recorded(first, NOON, NOON + 90 * SECOND)
     store.keep(first)
     history = store.opened(NOON + 20 * HOUR)
+    history.add([row(NOON + 20 * HOUR)])
     assert [(each.ms - NOON, each.seconds) for each in found(history, "1d", NOON + 20 * HOUR)] == [
-        (MINUTE, 60), (2 * MINUTE, 30),
+        (MINUTE, 60), (2 * MINUTE, 30), (20 * HOUR, 2),
     ]  # fmt: skip
-    assert [(each.ms - NOON, each.seconds) for each in found(history, "90d", NOON + 20 * HOUR)] == [(TEN, 90)]
-    assert found(history, "1h", NOON + 20 * HOUR) == []
+    assert [(each.ms - NOON, each.seconds) for each in found(history, "90d", NOON + 20 * HOUR)] == [
+        (TEN, 90), (20 * HOUR, 2),
+    ]  # fmt: skip
+    assert [each.ms for each in found(history, "1h", NOON + 20 * HOUR)] == [NOON + 20 * HOUR]
+
+
+def test_a_clock_that_is_slow_at_the_start_thins_the_step_of_the_process_before_when_it_is_set() -> None:
+    store, first = Store(), History()
+    recorded(first, NOON, NOON + 5 * MINUTE)
+    store.keep(first)
+    history = store.opened(NOON - 24 * HOUR)  # no battery
+    recorded(history, NOON - 24 * HOUR, NOON - 24 * HOUR + 10 * SECOND)
+    now = recorded(history, NOON + HOUR, NOON + HOUR + 2 * SECOND)
+    assert (NOON + TEN, 300) in [(each.ms, each.seconds) for each in found(history, "90d", now)]
+
+
+def test_a_step_whose_first_rows_are_known_later_is_made_of_all() -> None:
+    """The file could not be opened until the step had ended."""
+    store, first = Store(), History()
+    now = recorded(first, NOON, NOON + 5 * MINUTE)
+    store.keep(first)
+    history = History()
+    now = recorded(history, now, NOON + TEN)
+    assert [each.seconds for each in found(history, "90d", now)] == [300]
+    history.take(store.rows, now)
+    now = recorded(history, now + MINUTE, now + MINUTE + 2000)
+    assert [each.seconds for each in found(history, "90d", now)] == [600]
+
+
+def test_a_row_that_is_thinned_late_hides_no_newer_ones() -> None:
+    store, first = Store(), History()
+    now = recorded(first, NOON, NOON + 30 * MINUTE)
+    store.keep(first)
+    del store.rows[Key("1d", NOON + 2 * MINUTE)], store.rows[Key("90d", NOON + TEN)]
+    history = store.opened(now)
+    now = recorded(history, now + MINUTE, now + MINUTE + 2000)
+    assert [len(found(history, span, now)) for span in ("1d", "90d")] == [30, 3]
+
+
+def test_a_minute_of_a_wrong_clock_takes_the_place_of_no_ten_minutes() -> None:
+    history = History()
+    recorded(history, NOON, NOON + TEN)
+    now = recorded(history, NOON + 2 * HOUR, NOON + 4 * HOUR)
+    before = found(history, "90d", now)
+    recorded(history, NOON + 8 * MINUTE, NOON + 9 * MINUTE)
+    now = recorded(history, now + MINUTE, now + MINUTE + 2000)
+    assert found(history, "90d", now) == before
+    now = recorded(history, now, NOON + 4 * HOUR + TEN)
+    assert len(found(history, "90d", now)) == len(before) + 1
 
 
 def test_a_restart_in_a_step_does_not_thin_it_before_its_end() -> None:
@@ -284,5 +332,28 @@ def test_a_span_that_nobody_knows_is_not_kept() -> None:
 def test_changes_that_nobody_takes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("launcher.telemetry.history._MOST_CHANGES", 10)
     history = History()
-    recorded(history, NOON, NOON + HOUR + MINUTE)
-    assert all(text is not None for text in history.changes.values())
+    recorded(history, NOON, NOON + HOUR + TEN)
+    assert len(history.changes) == 1800 + 70 + 7
+    assert len([text for text in history.changes.values() if text is None]) == 0
+
+
+def test_rows_of_versions_with_other_columns() -> None:
+    """The values of a version with more are left out, and those of one with fewer are unknown."""
+    history = History()
+    history.take({Key("1h", NOON): b'[%d,2,[1.0,2.0],{},[[3,"ready"]]]' % NOON}, NOON)
+    more = ",".join(["7"] * (len(KEPT) + 2))
+    history.take(
+        {Key("1h", NOON + 2000): b"[%d,2,[%s],{},[[3,null,1,2,3,4,5]],8]" % (NOON + 2000, more.encode())},
+        NOON,
+    )
+    history.add([row(NOON + 4000)])
+    few, many, _ = found(history, "1h", NOON + 4000)
+    assert (value(few, "requests_per_s"), value(few, "failed_per_s"), value(few, "queued")) == (1, 2, None)
+    assert many.host == (7.0,) * len(KEPT)
+    assert (few.slots[0].state, many.slots[0].cpu_busy) == ("ready", 4)
+
+
+def test_a_text_that_is_no_row_is_left_out_and_counted() -> None:
+    history = History()
+    assert history.take({Key("1h", NOON): b"x", Key("1d", NOON): b"[]"}, NOON) == 2
+    assert history.changes == {Key("1h", NOON): None, Key("1d", NOON): None}

@@ -17,7 +17,7 @@ PROMISED = (
 def test_the_promised_columns_are_there() -> None:
     assert HOST == PROMISED
     assert set(KEPT) - set(HOST) == {"prefix_queries_per_s", "prefix_hits_per_s"}
-    assert set(SLOT) == set(SlotValues._fields) - {"slot"}
+    assert set(SLOT) == set(SlotValues.__struct_fields__) - {"slot"}
 
 
 def test_every_state_of_a_slot_can_be_kept() -> None:

@@ -9,13 +9,17 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
+from support.hand_clock import DAY_S, HandClock
 from support.history_rows import NOON, row, slot, value
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import check, open_reader, restore
+from launcher.accounts.report_values import Question
 from launcher.accounts.request_rows import entries
+from launcher.accounts.usage_report import report
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Usage
 from launcher.telemetry.history_columns import Row, row_of
 from launcher.telemetry.load_table import LoadTable
@@ -35,8 +39,8 @@ def add(to: LoadTable, *numbers: int) -> None:
     to.add(row(NOON + 2000 * number, slot(0), queued=number) for number in numbers)
 
 
-def numbers(found: LoadTable) -> list[float | None]:
-    return [value(each, "queued") for each in rows_of(found)]
+def numbers(found: LoadTable) -> list[float]:
+    return [value(each, "queued") or 0.0 for each in rows_of(found)]
 
 
 @contextmanager
@@ -184,3 +188,75 @@ def test_without_the_history_its_rows_stay_in_the_file(tmp_path: Path) -> None:
         assert ledger.flush(20)
     with opened(path) as (again, _):
         assert numbers(again) == [1]
+
+
+def test_rows_of_others_and_more_than_are_kept_are_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    with opened(path) as (found, _):
+        add(found, 1)
+    with closing(sqlite3.connect(path)) as file, file:
+        [(row_text, checksum)] = file.execute("SELECT row, checksum FROM load WHERE span = '1h'").fetchall()
+        file.execute("DELETE FROM load")
+        insert = "INSERT INTO load (span, ended_ms, row, checksum) VALUES (?, ?, ?, ?)"
+        file.executemany(insert, (("1h", NOON - number, row_text, checksum) for number in range(30_000)))
+        file.executemany(insert, (("5y", number, row_text, checksum) for number in range(30_000)))
+        file.execute(insert, ("1h", NOON + 2000, row_text, checksum))
+    with opened(path) as (second, ledger):
+        assert numbers(second) == [1]
+        assert ledger.problem is None
+    with closing(open_reader(path)) as reader:
+        assert reader.execute("SELECT count(*) FROM load").fetchone() == (1,)
+
+
+def test_a_write_that_fails_loses_no_row(tmp_path: Path) -> None:
+    path = tmp_path / "usage.db"
+    with opened(path) as (found, ledger):
+        add(found, 1)
+        assert ledger.flush(20)
+        file = ledger._file
+        assert file is not None
+        connection = file.database.connection
+        [pages] = connection.execute("PRAGMA page_count").fetchone()
+        connection.execute(f"PRAGMA max_page_count = {pages}").fetchone()
+        found.add(row(NOON - 2_000_000 + 2000 * number, slot(0), queued=number) for number in range(2, 1000))
+        assert not ledger.flush(20)
+        assert ledger.problem is not None
+        assert "full" in ledger.problem.why
+        found.add([row(NOON, slot(0), queued=1000)])
+        assert ledger.flush(20)
+    with opened(path) as (second, _):
+        assert sorted(numbers(second)) == list(range(1, 1001))
+
+
+def test_where_no_ledger_is_kept_an_earlier_ones_rows_stay(tmp_path: Path) -> None:
+    path, now = tmp_path / "usage.db", NOON / 1000
+    clock = HandClock(now)
+    with written(Ledger(Usage(), path, clock), by_flush=True) as ledger:
+        ledger.put(EndedRequest(now - 29 * DAY_S, "old"))
+        assert ledger.flush(20)
+    clock = HandClock(now + 40 * DAY_S)
+    off = Usage(enabled=False, zone="Asia/Kolkata")
+    with written(Ledger(off, path, clock, [found := table()]), by_flush=True) as ledger:
+        clock.settle()
+        add(found, 1)
+        assert ledger.flush(20)
+        clock.wait(DAY_S)
+        assert ledger.flush(20)
+    with closing(open_reader(path)) as reader:
+        assert [entry.request_id for entry in entries(reader, 0, 2**40)] == ["old"]
+        assert reader.execute("SELECT zone FROM meta").fetchall() == [(Usage().zone,)]
+
+
+def test_a_ledger_begins_when_it_is_enabled(tmp_path: Path) -> None:
+    """Not when the history alone began to be kept in its file."""
+    path, clock = tmp_path / "usage.db", HandClock(NOON / 1000)
+    with written(Ledger(Usage(enabled=False), path, clock, [found := table()]), by_flush=True) as ledger:
+        add(found, 1)
+        assert ledger.flush(20)
+    with pytest.raises(LauncherError, match="nothing was entered yet"):
+        report(path, Question(), clock.at, "USD")
+    clock.wait(DAY_S)
+    with written(Ledger(Usage(), path, clock), by_flush=True) as ledger:
+        assert ledger.flush(20)
+    with closing(open_reader(path)) as reader:
+        assert reader.execute("SELECT began FROM meta").fetchall() == [(clock.at,)]
