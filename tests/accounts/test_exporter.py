@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pytest
 from support.otlp_receiver import receiving
+from support.ports import free_port
 
 from launcher.accounts import exporter as module
 from launcher.accounts.ended_request import EndedRequest, Trace
@@ -113,9 +114,7 @@ def test_what_waits_is_sent_at_the_stop(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_dead_collector_is_said_once_and_traces_arrive_when_it_lives(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
+    port = free_port()
     exporter = Exporter(f"http://127.0.0.1:{port}", "1", {})
     writer = started(exporter)
     with caplog.at_level(logging.INFO, "launcher.tracing"):

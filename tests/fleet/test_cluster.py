@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import os
 import secrets
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 import ray
 from ray.core.generated.gcs_pb2 import GcsNodeInfo
+from support.ports import free_port
 
 from launcher.base.errors import LauncherError
 from launcher.fleet.cluster import RESOURCE, connect, nodes_of, refuse_open
@@ -61,9 +61,7 @@ def test_of_two_hosts_with_one_name_the_first_counts_and_the_other_is_named() ->
 @pytest.fixture
 def head(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
     """What answers first on Ray's head, alone. Its parameter: RAY_AUTH_MODE."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     (tmp_path / ".ray").mkdir()
     (tmp_path / ".ray" / "auth_token").write_text(secrets.token_hex(32))
     (tmp_path / "logs").mkdir()

@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.ports import free_port
+
 from launcher.fleet import haproxy
 from launcher.fleet.config import FleetConfig
 from launcher.fleet.haproxy import Servers
@@ -51,11 +53,11 @@ class Daemon:
     asked: list[Asked] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
     script: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
-    port: int = 0
+    port: int = field(default_factory=free_port)
+    """The same one after `start` again."""
 
     async def start(self, stack: AsyncExitStack) -> None:
         self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
-        self.port = self.server.sockets[0].getsockname()[1]
         stack.callback(self.server.close)
 
     @property
