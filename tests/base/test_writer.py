@@ -162,14 +162,26 @@ def failed_first(sink: Numbers) -> float:
     return sink.turns[-1] if sink.turns else 0.0
 
 
-def test_a_problem_that_is_returned_is_no_pause(caplog: pytest.LogCaptureFixture) -> None:
-    with written(Numbers(every_s=0.2)) as sink:
-        sink.longest_retry_s = LONG_S
+def test_a_problem_that_is_returned_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with written(Numbers(every_s=LONG_S)) as sink:
         sink.fault = lambda: Problem("odd", "the numbers are odd")
         sink.put(1)
         assert not sink.flush(60)
         assert sink.problem == Problem("odd", "the numbers are odd")
-        sink.fault = lambda: None
+        assert sink.flush(60)
+        assert sink.problem is None
+    assert said(caplog) == ["the numbers are odd"]
+
+
+def test_a_problem_that_is_returned_is_no_pause(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "RETRY_S", LONG_S)
+    with written(Numbers()) as sink:
+        sink.longest_retry_s = LONG_S
+        sink.fault = lambda: Problem("odd", "the numbers are odd")
+        sink.put(1)
+        eventually(lambda: said(caplog))
         eventually(lambda: sink.problem is None)
     assert said(caplog) == ["the numbers are odd"]
 

@@ -20,6 +20,11 @@ from launcher.config.schema import Usage
 from launcher.daemon.usage_reports import UsageReports
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("launcher.daemon.usage_reports.TODAY_S", 60.0)
+
+
 @asynccontextmanager
 async def served(path: Path) -> AsyncIterator[tuple[UsageReports, Ledger]]:
     with written(Ledger(Usage(), path), by_flush=True) as ledger:

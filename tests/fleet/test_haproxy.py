@@ -120,6 +120,11 @@ async def test_the_picker_chooses_host_and_slot(start: Start, a: Daemon, b: Daem
     assert (await site.send(body, "Authorization: Bearer k\r\nX-Numa-Slot: 0\r\n")).body == b"from b"
     assert [(asked.one("x-numa-slot"), asked.body) for asked in b.asked] == [("7", body)]
     assert not a.asked
+
+    async def both_seen() -> bool:
+        return len(picker.seen) == 2
+
+    await until(both_seen)  # HAProxy waits for the second answer for 100 ms only
     (name, pick), (other, first) = picker.seen
     assert (name, other) == ("pick", "first")
     number = first["id"]

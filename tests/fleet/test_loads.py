@@ -101,7 +101,10 @@ async def test_each_is_asked_again_and_again(heard: tuple[Heard, Loads]) -> None
     assert load.models["m"].adapters == ("lora",)
 
 
-async def test_one_that_hangs_is_lost_and_delays_nobody(heard: tuple[Heard, Loads]) -> None:
+async def test_one_that_hangs_is_lost_and_delays_nobody(
+    heard: tuple[Heard, Loads], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loads, "LOST_S", 3.0)  # on a busy machine four answers of the other take a second
     found, made = heard
     hang = asyncio.Event()
     async with daemon() as well, daemon(hang=hang) as silent:
@@ -133,14 +136,15 @@ async def test_after_a_fault_of_ours_a_host_is_asked_again(
             await asyncio.sleep(0.02)
 
 
-async def test_one_that_refuses_is_lost_at_once(heard: tuple[Heard, Loads]) -> None:
+async def test_one_that_refuses_is_lost_at_once(
+    heard: tuple[Heard, Loads], monkeypatch: pytest.MonkeyPatch
+) -> None:
     found, made = heard
     async with daemon() as server:
         made.watch([member("a", server)])
         await found.until("a", "load")
-    ended = asyncio.get_running_loop().time()
+        monkeypatch.setattr(loads, "LOST_S", 3600.0)  # silence alone is no loss
     await found.until("a", "lost")
-    assert asyncio.get_running_loop().time() - ended < loads.LOST_S
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"running": 1, "waiting": 0}', '{"running": "x"}'])

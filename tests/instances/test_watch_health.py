@@ -151,10 +151,13 @@ async def test_a_completion_waits_for_the_end_of_our_own_shortage(
     """It is a question of life and death, and its time begins when it can be asked."""
     monkeypatch.setattr("launcher.instances.watch.SHORTAGE_S", 0.3)
     address = await serve(v1__completions=answers(200))
-    prober = HttpProber("/health")
+    elapsed_s = 0.0
+    prober = HttpProber("/health", lambda: elapsed_s)
     with no_descriptor_left():
         canary = asyncio.create_task(prober.canary(address, "m", 0.2))
         completes = asyncio.create_task(prober.completes(address, "m"))
+        await asyncio.sleep(0.1)
+        elapsed_s = LONG_S
         done, _ = await asyncio.wait({canary, completes}, timeout=0.5)
         assert not done, "beyond the canary's own limit"
     assert await canary is True

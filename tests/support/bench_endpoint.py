@@ -35,17 +35,20 @@ if asked != "None":
 {change}
 json.dump(result, open(os.path.join(folder, name), "w"))
 print("============ Serving Benchmark Result ============", flush=True)
-time.sleep(0.3)
+time.sleep({stay})
 """
 
 
 class ScriptedDriver(VllmDriver):
     """Reads files and output as vLLM's driver does; runs a script instead of vLLM."""
 
-    def __init__(self, *, before: str = "", change: str = "", busy: str = "", pause: float = 0.05) -> None:
+    def __init__(
+        self, *, before: str = "", change: str = "", busy: str = "", pause: float = 0.05, stay: float = 0.3
+    ) -> None:
+        """`stay`: seconds after the last line, in which its CPU time is read."""
         super().__init__(("vllm",), "0.32.0")
         self._text = SCRIPT.format(
-            before=before, change=change, busy=busy, pause=pause, sample=str(SAMPLE.absolute())
+            before=before, change=change, busy=busy, pause=pause, stay=stay, sample=str(SAMPLE.absolute())
         )
         self.jobs: list[Job] = []
 

@@ -222,9 +222,8 @@ def test_a_warm_up_that_fails_ends_the_run(endpoint: Endpoint, tmp_path: Path) -
 
 def test_a_busy_client_is_limited(endpoint: Endpoint, tmp_path: Path) -> None:
     busy = "end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
-    point = run(
-        endpoint.target, WORKLOAD, driver=ScriptedDriver(busy=busy, pause=0.0), folder=tmp_path, warm_up=False
-    ).points[0]
+    driver = ScriptedDriver(busy=busy, pause=0.0, stay=2.0)
+    point = run(endpoint.target, WORKLOAD, driver=driver, folder=tmp_path, warm_up=False).points[0]
     assert point.client.cpu_s > 0.5
     assert point.client.limited
 

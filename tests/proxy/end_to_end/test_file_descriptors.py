@@ -51,7 +51,7 @@ async def ask_securely(address: tuple[str, int], path: str) -> int:
 
 async def test_tls_connections_count_before_their_handshake(build: Build, tmp_path: Path) -> None:
     """And when their time is up, others have their place."""
-    proxy, address = await secure_proxy(build, tmp_path, header_timeout_s=1.0)
+    proxy, address = await secure_proxy(build, tmp_path, header_timeout_s=5.0)
     silent = [socket.create_connection(address) for _ in range(2 * MOST)]
     for sock in silent:
         proxy.stack.callback(sock.close)

@@ -247,7 +247,7 @@ async def test_at_the_cap_requests_stay_here(
 
 async def test_at_midnight_it_is_available_again(overflowing: Make, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    proxy = await overflowing({}, cap=PICOS, spent=PICOS, day_s=1.0)
+    proxy = await overflowing({}, cap=PICOS, spent=PICOS, day_s=5.0)
     assert (await proxy.ask()).status == 503
     await until(lambda: "overflow endpoint one: available again" in caplog.text)
     assert (await proxy.ask()).headers["X-Served-By"] == "overflow/one"

@@ -433,7 +433,7 @@ async def test_too_many_connections_are_closed(build: Build, bound: str) -> None
 
 async def test_more_than_an_ejected_idle_instance_has_places_for_wait_for_its_return(build: Build) -> None:
     """Nothing runs then: there is no rate to predict their starts from."""
-    proxy = await build(eject_s=0.4, policy="round-robin")
+    proxy = await build(eject_s=3.0, policy="round-robin")
     bad = await proxy.engine(0, Call.cut_now)
     await proxy.engine(1)
     while proxy.server.counters.slots[0].ejected == 0:
