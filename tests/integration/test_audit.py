@@ -59,10 +59,14 @@ def test_who_asked_for_what(start: Start, tmp_path: Path) -> None:
     eventually(lambda: len(lines(folder, "control")) == 4)
     eventually(lambda: len(lines(folder, "request")) == 20)
     assert verified(folder)[0] == 0
-    with urllib.request.urlopen(f"{daemon.url}/metrics") as page:
-        text = page.read().decode()
-    assert "numa_launcher_audit_ok 1.0" in text
-    assert "numa_launcher_audit_entries_total 24.0" in text
+
+    def page() -> str:
+        with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=60) as answer:
+            return str(answer.read().decode())
+
+    # They are counted after they are written.
+    eventually(lambda: "numa_launcher_audit_entries_total 24.0" in page())
+    assert "numa_launcher_audit_ok 1.0" in page()
     reload = daemon.config.read_text().replace("strict = true", "strict = false")
     daemon.config.write_text(reload)
     refused = daemon.cli("reload")

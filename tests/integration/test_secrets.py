@@ -17,7 +17,7 @@ import pytest
 from support.daemon_process import FAKE_ENGINE, DaemonProcess, eventually
 
 pytestmark = [
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(900),
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can start a process of another user"),
 ]
 
