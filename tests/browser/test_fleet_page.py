@@ -277,8 +277,7 @@ def test_pages_share_what_is_asked(large: Any, open_page: Open) -> None:
         visit.page.keyboard.press("o")
         visit.page.wait_for_selector("#slots:visible")
         visit.requests.clear()
-        visit.page.wait_for_timeout(2200)
-        assert visit.requests
+        visit.soon(lambda: sum("api/now" in url for url in visit.requests) >= 2, "two polls")
         assert not [url for url in visit.requests if "api/fleet" in url]
         visit.page.keyboard.press("f")
         visit.page.wait_for_selector("#fleet:visible tr[data-host='host1']")
