@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
-from support.fleet_processes import LIMIT, TOKENS, Fleet, IngressProcess, Tally
+from support.fleet_processes import LIMIT, PATIENT, TOKENS, Fleet, IngressProcess, Tally
 
 from launcher.fleet.members import MemberState
 
@@ -28,11 +29,14 @@ async def ask(session: aiohttp.ClientSession, url: str, text: str, tally: Tally)
         "max_tokens": TOKENS,
         "messages": [{"role": "user", "content": text}],
     }
-    id_ = f"#{len(tally.failed)}"
+    began = time.monotonic()
+    id_ = f"#{len(tally.sent)}"
+    tally.sent[id_] = began
     got = b""
     try:
         async with session.post(f"{url}/v1/chat/completions", json=body) as response:
             id_ = response.headers.get("X-Request-Id", id_)
+            tally.sent[id_] = began
             if response.status != 200:
                 tally.failed[id_] = f"{response.status} {(await response.text())[:200]}"
                 return id_
@@ -84,7 +88,7 @@ def fleet(tmp_path: Path, start: Callable[..., DaemonProcess]) -> Iterator[Fleet
     }
     for daemon in daemons.values():
         daemon.wait_ready(2)
-    ingress = IngressProcess(tmp_path)
+    ingress = IngressProcess(tmp_path, PATIENT)
     made = Fleet(ingress, daemons)
     try:
         made.members(1)
@@ -115,11 +119,12 @@ async def picks_land_on_their_slots(fleet: Fleet) -> None:
     assert not tally.failed, tally
     served, chosen = fleet.logged(tally), fleet.ingress.chosen()
     landed = Counter(served[id_] == chosen.get(id_) for id_ in tally.whole)
-    assert landed[True] >= 0.98 * landed.total(), landed
+    # A daemon uses another of its slots where it knows better.
+    assert landed[True] >= 0.8 * landed.total(), landed
     used = Counter(served[id_] for id_ in tally.whole)
     assert len(used) == 6, used
     eventually(
-        lambda: all(host["sent"] == 0 for host in fleet.ingress.status()["hosts"].values()), 20.0, "ends told"
+        lambda: all(host["sent"] == 0 for host in fleet.ingress.status()["hosts"].values()), what="ends told"
     )
 
 
@@ -128,28 +133,34 @@ async def a_drained_host_gets_nothing_new(fleet: Fleet) -> None:
         await asyncio.sleep(1.0)
         fleet.members(2, b=MemberState.DRAINING)
         await asyncio.to_thread(fleet.ingress.wait_open, 2)
-        before = set(tally.whole)
+        drains = time.monotonic()
         await asyncio.sleep(3.0)
     assert not tally.failed, tally
-    served = fleet.logged(tally)
-    late = [id_ for id_ in tally.whole[len(before) + 12 :] if served[id_][0] == "b"]
-    assert not late
+    served, late = fleet.logged(tally), tally.whole_since(drains)
+    assert len(late) > 12
+    assert {served[id_][0] for id_ in late} == {"a", "c"}
     fleet.members(3)
     await asyncio.to_thread(fleet.ingress.wait_open, 3)
 
 
 async def one_daemon_dies_alone(fleet: Fleet) -> None:
+    daemon = fleet.daemons["a"]
     async with load(fleet.url, 18) as tally:
         await asyncio.sleep(2.0)
-        fleet.daemons["a"].process.kill()
+        await asyncio.to_thread(
+            eventually,
+            lambda: (status := daemon.status()) and status["requests"]["in_flight"] >= LIMIT,
+            what="running streams",
+        )
+        daemon.process.kill()
         await asyncio.sleep(4.0)
     chosen = fleet.ingress.chosen()
     strangers = {id_: why for id_, why in tally.failed.items() if chosen.get(id_, ("?", 0))[0] != "a"}
     assert not strangers
     assert 0 < len(tally.failed) <= 2 * LIMIT
     assert not tally.dishonest
-    fleet.daemons["a"].restart()
-    await asyncio.to_thread(fleet.daemons["a"].wait_ready, 2)
+    daemon.restart()
+    await asyncio.to_thread(daemon.wait_ready, 2)
     await asyncio.to_thread(fleet.ingress.wait_open, 3)
 
 
@@ -158,39 +169,48 @@ async def the_ingress_dies_and_comes_back(fleet: Fleet) -> None:
     async with load(fleet.url, 12) as tally:
         await asyncio.sleep(1.0)
         ingress.kill()
-        at_kill = len(tally.whole)
-        # What was sent before ends, then that many more.
+        killed, known = time.monotonic(), ingress.chosen().keys()
         await asyncio.to_thread(
-            eventually, lambda: len(tally.whole) >= at_kill + 12 + 24, what="served without it"
+            eventually, lambda: len(tally.whole_since(killed)) >= 24, what="served without it"
         )
-        without = tally.whole[at_kill + 12 :]
+        without = tally.whole_since(killed)
         ingress.start()
         await asyncio.to_thread(ingress.wait_open, 3)
-        # HAProxy's check finds it, and what was sent without it ends.
-        await asyncio.sleep(2.5)
-        resumed = len(tally.whole)
-        await asyncio.sleep(3.0)
+        # HAProxy's check finds it.
+        await asyncio.to_thread(
+            eventually, lambda: len(ingress.chosen().keys() - known) >= 12, what="asked again"
+        )
+        resumed = time.monotonic()
+        await asyncio.to_thread(
+            eventually, lambda: len(tally.whole_since(resumed)) >= 24, what="served with it"
+        )
     assert not tally.failed, tally
     assert ingress.haproxy == haproxy
     served = fleet.logged(tally)
     assert {served[id_][0] for id_ in without} == {"a", "b", "c"}
     assert ingress.status()["decides"]
     chosen = fleet.ingress.chosen()
-    late = tally.whole[resumed:]
-    assert len(late) > 12
-    assert not set(late) - chosen.keys()
+    assert not set(tally.whole_since(resumed)) - chosen.keys()
     assert not set(without) & chosen.keys()
 
 
 async def more_requests_than_places(fleet: Fleet) -> None:
     """None is refused: they wait in the picker, then in their hosts' queues."""
+
+    def waiting() -> int:
+        return sum(host.get("waiting", 0) for host in fleet.ingress.status()["hosts"].values())
+
     async with load(fleet.url, 16 * LIMIT) as tally:
-        await asyncio.sleep(6.0)
+        await asyncio.to_thread(eventually, lambda: fleet.ingress.status()["held"], what="held by the picker")
+        await asyncio.to_thread(eventually, waiting, what="in the queues of hosts")
+        await asyncio.to_thread(
+            eventually, lambda: tally.failed or len(tally.whole) >= 48 * LIMIT, what="served"
+        )
     assert not tally.failed, tally
     served, chosen = fleet.logged(tally), fleet.ingress.chosen()
     landed = Counter(served[id_][0] == chosen[id_][0] for id_ in tally.whole if id_ in chosen)
     assert landed.total() == len(tally.whole)
-    # HAProxy chooses a host itself where the picker's answer comes too late: on a machine whose cpus others take.
+    # HAProxy chooses another host where it cannot connect to this one.
     assert landed[True] >= 0.8 * landed.total(), landed
 
 
@@ -219,16 +239,17 @@ async def haproxy_dies_and_its_ends_are_never_told(fleet: Fleet) -> None:
         os.kill(haproxy, signal.SIGKILL)
         await asyncio.to_thread(eventually, lambda: fleet.ingress.haproxy not in {0, haproxy})
         await asyncio.to_thread(fleet.ingress.wait_open, 3)
-        tally.failed.clear()
+        back = time.monotonic()
         await asyncio.sleep(3.0)
-    assert not tally.failed, tally
+    assert not [(id_, why) for id_, why in tally.failed.items() if tally.sent[id_] > back]
+    assert tally.whole_since(back)
     assert not tally.dishonest
     assert "ejected" not in fleet.ingress.log.read_text()
 
     def all_forgotten() -> bool:
         return not any(host["sent"] for host in fleet.ingress.status()["hosts"].values())
 
-    eventually(all_forgotten, 20.0, "ends")
+    eventually(all_forgotten, what="ends")
 
 
 async def test_a_fleet_under_load(fleet: Fleet) -> None:

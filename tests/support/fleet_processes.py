@@ -19,6 +19,7 @@ from support.ports import free_port
 
 from launcher.fleet.members import Member, MemberList, MemberState, write_members
 
+PATIENT = str(Path(__file__).with_name("patient_ingress.py"))
 LIMIT = 4  # requests that an instance runs at once
 TOKENS = 40
 CHOSEN = re.compile(r"request (\S+): Choice\(host='(\w+)', slot=(\d+)\)")
@@ -32,7 +33,9 @@ Where = tuple[str, int]
 class IngressProcess:
     """The ingress, and HAProxy."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *program: str) -> None:
+        """`program`: the words after Python's own name."""
+        self._program = program or ("-m", "launcher")
         self.folder = folder / "i"
         self.folder.mkdir(mode=0o700)
         self.log = folder / "ingress.log"
@@ -46,7 +49,7 @@ class IngressProcess:
 
     def start(self) -> None:
         with self.log.open("ab") as log:
-            words = [sys.executable, "-m", "launcher", "fleet", "ingress", "--debug", "-c", str(self.config)]
+            words = [sys.executable, *self._program, "fleet", "ingress", "--debug", "-c", str(self.config)]
             self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill(self) -> None:
@@ -104,6 +107,12 @@ class Tally:
     """Why, by id; by a number where there was none."""
     dishonest: list[str] = field(default_factory=list)
     """A stream that ended in [DONE] without all of its tokens."""
+    sent: dict[str, float] = field(default_factory=dict)
+    """When, by id or number; time.monotonic()."""
+
+    def whole_since(self, since: float) -> list[str]:
+        """Ids of the requests that were sent after this time."""
+        return [id_ for id_ in self.whole if self.sent[id_] > since]
 
 
 @dataclass
