@@ -228,7 +228,12 @@ class _Host:
             slots = self._status()["slots"]
         except UnreachableError:
             return False  # it restarts
-        return all(slot["state"] in {"ready", "failed", "stopped", "held"} for slot in slots)
+        # A daemon answers before its instances begin to start: those without a generation are on their way, too.
+        return all(
+            slot["state"] in {"ready", "failed", "held"}
+            or (slot["state"] == "stopped" and slot["generation"])
+            for slot in slots
+        )
 
     def _look(self) -> Figures:
         status = self._status()

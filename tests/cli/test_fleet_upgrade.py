@@ -127,6 +127,28 @@ def test_it_stops_at_the_first_host_that_gets_worse_and_continues_there(fleet: F
     assert {member.state.value for member in fleet.hosts.members()} == {"ready"}
 
 
+def test_it_waits_for_instances_that_have_not_begun_to_start(fleet: Fleet) -> None:
+    """A command may return before the daemon starts them."""
+    h1, ready = fleet.daemons["h1"], dict(fleet.daemons["h1"].slots)
+    run = fleet.hosts.run
+
+    def restarting(host: str, words: tuple[str, ...], timeout_s: float) -> tuple[int, str]:
+        h1.slots |= {slot: slot_status(slot, state="stopped", generation=0) for slot in ready}
+        fleet.waits = 0
+        return run(host, words, timeout_s)
+
+    def wait(_seconds: float) -> None:
+        fleet.waits += 1
+        if fleet.waits == 5:
+            h1.slots |= ready
+
+    fleet.hosts.run = restarting  # type: ignore[method-assign, assignment]
+    fleet.settings = Settings(how=("true",), file=fleet.settings.file, wait=wait)
+    fleet.upgrade(("h1",))
+    assert fleet.waits == 5
+    assert fleet.said[-1] == "h1: 2 of 2 ready, version 0; serves again"
+
+
 def test_threads_that_are_no_longer_in_place_stop_it(fleet: Fleet) -> None:
     run = fleet.hosts.run
 
