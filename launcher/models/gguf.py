@@ -1,6 +1,6 @@
 """Headers of *.gguf files: metadata and tensor sizes (github.com/ggml-org/ggml, docs/gguf.md, versions 2 and 3).
 
-vLLM 0.32 itself loads none; a plugin may, and llama.cpp's server under `engine.kind = "command"` does.
+vLLM 0.32 itself loads none; a plugin may. llama.cpp's server loads nothing else.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Gguf:
             value = self.metadata.get(f"{architecture}.{ours}")
             if value is not None:
                 config[theirs] = max(value) if isinstance(value, list) else value
+        words = self.metadata.get(f"{architecture}.vocab_size") or self.metadata.get("tokenizer.ggml.tokens")
+        if isinstance(words, int):
+            config["vocab_size"] = words
         return config
 
 

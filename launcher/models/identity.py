@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from launcher.base.errors import LauncherError
+from launcher.models.gguf_model import parts_of
 from launcher.models.reader import CONFIG, PARAMS, away, find_model, refuse_empty
 from launcher.models.weight_files import Read, open_model_file, read_model_json
 
@@ -27,7 +28,7 @@ class ModelFiles:
     """Without links."""
     digest: str
     """Hexadecimal: of config.json and params.json and of the index of the weights; names and sizes of the weight files where
-    there is no index; of a single file its size and its begin."""
+    there is no index; of a single file its size and its begin, and names and sizes of the other parts of a split model."""
 
     def __str__(self) -> str:
         return f"{self.path} ({self.digest[:8]})"
@@ -69,6 +70,8 @@ def _of_file(file: Path) -> Iterator[bytes]:
     yield str(file.stat().st_size).encode()
     with open_model_file(file) as stream:
         yield stream.read(HEADER_BYTES)
+    for part in parts_of(file)[1:]:
+        yield f"{part.name} {part.stat().st_size}".encode()
 
 
 def _of_folder(folder: Path, read: Read) -> Iterator[bytes]:

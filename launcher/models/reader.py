@@ -221,7 +221,7 @@ def read_profile(
     profile = profile_of(
         config, dtype, weights_bytes=weights.total_bytes, weights_source=weights.source, beside=beside
     )
-    return _with_weights(profile, weights)
+    return with_weights(profile, weights)
 
 
 def away(path: str, error: OSError) -> LauncherError:
@@ -290,7 +290,8 @@ def _optional(file: Path, read: Read) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
-def _with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
+def with_weights(profile: ModelProfile, weights: Weights) -> ModelProfile:
+    """The profile with the figures that only the weight files give."""
     return replace(
         profile, replicated_bytes=weights.replicated_bytes, head_bytes=weights.head_bytes,
         tied_embeddings=weights.tied, file_bytes=weights.file_bytes, unmapped_bytes=weights.unmapped_bytes,

@@ -84,6 +84,17 @@ def test_a_model_of_one_file(tmp_path: Path) -> None:
     assert known(file).digest != before.digest
 
 
+def test_a_split_model_is_all_its_parts(tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-{number}-of-00002.gguf" for number in ("00001", "00002"))
+    first.write_bytes(b"GGUF one")
+    with pytest.raises(PassingError, match="m-00002-of-00002"):
+        model_files(str(first))
+    second.write_bytes(b"two")
+    before = known(first)
+    second.write_bytes(b"three")
+    assert known(first).digest != before.digest
+
+
 def test_a_repository_id_that_is_not_cached_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
