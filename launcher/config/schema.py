@@ -6,9 +6,10 @@ from it. Durations end in `_s` (seconds). Sizes end in `_bytes` or are text such
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from msgspec import field
+from msgspec.structs import force_setattr
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import parse_size
@@ -39,7 +40,14 @@ class Model(Section, frozen=True):
     """One `[[models]]` entry: a model and the part of the machine that serves it."""
 
     name: Annotated[str, doc("Name that clients send in `model`.", min_length=1)]
-    path: Annotated[str, doc("Model directory, or a Hugging Face repository id.", min_length=1)]
+    path: Annotated[
+        str,
+        doc(
+            "Model directory, or a Hugging Face repository id; for llama.cpp a GGUF file, or a directory with one model in "
+            "GGUF.",
+            min_length=1,
+        ),
+    ]
     aliases: Annotated[
         tuple[str, ...], doc("Other names that clients may send in `model`; /v1/models lists them, too.")
     ] = ()
@@ -108,23 +116,32 @@ class Layout(Section, frozen=True):
     ] = False
 
 
+_PROGRAMS: Final = {
+    EngineKind.VLLM: ("vllm",),
+    EngineKind.LLAMA_CPP: ("llama-server",),
+    # It has none: the template's check refuses this word.
+    EngineKind.COMMAND: ("vllm",),
+}
+
+
 class Engine(Section, frozen=True):
     """`[engine]`: what an instance runs."""
 
-    kind: Annotated[EngineKind, doc('"vllm", or "command" for any OpenAI-compatible server.')] = (
-        EngineKind.VLLM
-    )
+    kind: Annotated[
+        EngineKind, doc('"vllm", "llama.cpp", or "command" for any OpenAI-compatible server.')
+    ] = EngineKind.VLLM
     command: Annotated[
         tuple[str, ...],
         doc(
-            'kind = "vllm": the command that starts vLLM. kind = "command": the complete command line; {uds} or {port}, '
+            'kind = "vllm" or "llama.cpp": the command that starts the engine; default: "vllm", "llama-server". '
+            'kind = "command": the complete command line; {uds} or {port}, '
             "{cpus}, {threads} (number of cpus), {slot}, {model} and {name} are filled in.",
             min_length=1,
         ),
-    ] = ("vllm",)
+    ] = ()
     args: Annotated[
         tuple[str, ...],
-        doc("Arguments added to vLLM's command line; they replace arguments of the same name."),
+        doc("Arguments added to the engine's command line; they replace arguments of the same name."),
     ] = ()
     env: Annotated[
         dict[str, str],
@@ -163,6 +180,10 @@ class Engine(Section, frozen=True):
         tuple[str, ...],
         doc('Options added to `podman run` or `docker run`, such as "--volume=/srv:/srv:ro".'),
     ] = ()
+
+    def __post_init__(self) -> None:
+        if not self.command:
+            force_setattr(self, "command", _PROGRAMS[self.kind])
 
 
 class Memory(Section, frozen=True):

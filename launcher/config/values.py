@@ -22,6 +22,7 @@ class EngineKind(StrEnum):
     """The server that an instance runs."""
 
     VLLM = "vllm"
+    LLAMA_CPP = "llama.cpp"
     COMMAND = "command"
 
 

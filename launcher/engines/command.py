@@ -12,8 +12,8 @@ from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.errors import LauncherError, PassingError
 from launcher.config.schema import Config, Model, Runtime
 from launcher.config.schema import Engine as EngineConfig
-from launcher.engines import llama_server
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
+from launcher.engines.llama_cpp.arguments import TEMPLATE_RULES, slots_of
 from launcher.engines.log import PLAIN_LOG, Accelerator, EngineLog
 from launcher.engines.numactl import Binding
 from launcher.engines.software import Stack, find_program, find_tcmalloc
@@ -126,7 +126,7 @@ def effective_config(
         model.max_model_len or profile.max_model_len,
         model.max_num_batched_tokens,
     )
-    told = llama_server.slots_of((*engine.command, *engine.args), engine.env)
+    told = slots_of((*engine.command, *engine.args), engine.env)
     seqs = model.max_num_seqs if told is None else min(told, model.max_num_seqs)
     return EffectiveConfig(
         name=model.name, dtype=model.dtype, quantization=model.quantization,
@@ -137,7 +137,7 @@ def effective_config(
     )  # fmt: skip
 
 
-PLANNING: Final = Planning(settings=effective_config, rules=llama_server.RULES)
+PLANNING: Final = Planning(settings=effective_config, rules=TEMPLATE_RULES)
 """A server that only its command describes."""
 
 

@@ -17,6 +17,9 @@ from launcher.engines.base import Asking, Engine
 from launcher.engines.checks import Check
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
+from launcher.engines.llama_cpp import arguments as llama_arguments
+from launcher.engines.llama_cpp import launch as llama_cpp
+from launcher.engines.llama_cpp import planning as llama_planning
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.software import Stack, probe_image
 from launcher.engines.vllm import arguments, installed, needs, rules_model
@@ -152,6 +155,16 @@ def _make_command(config: Config, parts: Parts) -> CommandEngine:
     )  # fmt: skip
 
 
+def _make_llama_cpp(config: Config, parts: Parts) -> llama_cpp.LlamaCppEngine:
+    engine = config.engine
+    llama_cpp.check_config(config)
+    return llama_cpp.LlamaCppEngine(
+        command=parts.stack.command, binding=parts.binding, socket_dir=parts.socket_dir, args=engine.args,
+        user_env=engine.env, ld_preload=parts.preload, files=llama_cpp.first_files(config),
+        health_path=engine.health_path,
+    )  # fmt: skip
+
+
 def _vllm_checks() -> tuple[Check, ...]:
     from importlib import resources  # noqa: PLC0415  heavy
 
@@ -178,6 +191,10 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
         preloads=True, compiles=True, is_local=Path.is_dir, shared=_vllm_shared, profiles=needs.read_profiles,
         has_answers=needs.has_answers, answered=needs.answered, doubts=rules_model.doubts_of, facts=vllm.facts_of,
         overriding=arguments.overriding,
+    ),
+    EngineKind.LLAMA_CPP: EngineType(
+        title=lambda _engine: "llama.cpp", planning=llama_planning.PLANNING, probe=llama_cpp.probe, make=_make_llama_cpp,
+        checks=lambda: (llama_cpp.checks,), profiles=llama_cpp.read_profiles, overriding=llama_arguments.overriding,
     ),
     EngineKind.COMMAND: EngineType(
         title=lambda engine: Path(engine.command[0]).name, planning=command.PLANNING, probe=command.probe,

@@ -33,6 +33,8 @@ class Stack:
     python: str | None = None
     """Interpreter that runs the command."""
     python_version: str | None = None
+    version: str | None = None
+    """The engine's own, as it prints it; vLLM's is `vllm`."""
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None

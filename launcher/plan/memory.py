@@ -10,6 +10,7 @@
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
 5. A KV cache below one request of max_model_len is a violation: vLLM would refuse to start.
+6. An engine that reserves whole requests (`Planning.whole_requests`) runs as many at once as the KV cache holds.
 """
 
 from __future__ import annotations
@@ -85,9 +86,21 @@ def fill_memory(
     findings.extend(_do_not_fit(short, demands, topology, config, accepts))
     findings.extend(_too_small(demands))
     sized = tuple(replace(slot, kv_cache_bytes=kv[slot.id]) for slot in slots)
+    if planning is not None and planning.whole_requests:
+        needs = {demand.slot.id: demand.need_bytes for demand in demands}
+        sized = tuple(_limited(slot, needs[slot.id]) for slot in sized)
     if not topology.has_numa:
         ledger = tuple(replace(row, node=None) for row in ledger)
     return sized, ledger, tuple(findings)
+
+
+def _limited(slot: Slot, need_bytes: int) -> Slot:
+    """The slot with no more requests at once than its KV cache holds; unchanged where a request's size is not known."""
+    if not need_bytes or slot.kv_cache_bytes is None:
+        return slot
+    most = max(1, slot.kv_cache_bytes // need_bytes)
+    limit = min(slot.effective.max_num_seqs, most)
+    return replace(slot, effective=replace(slot.effective, max_num_seqs=limit))
 
 
 def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
@@ -214,7 +227,7 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
             violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", remedy)
             for what, why in unknown.items()
         ]
-    remedy = "check the log of the first start: vLLM refuses to start with too little memory"
+    remedy = "check the log of the first start: the engine may end with too little memory"
     return [
         warning("memory-unchecked", f"the memory of {what} was not checked: {why}", remedy)
         for what, why in unknown.items()

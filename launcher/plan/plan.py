@@ -333,3 +333,5 @@ class Planning:
     an engine that is not told how much memory it takes: nothing is planned then."""
     needs: Callable[[EffectiveConfig, ModelProfile], ModelNeeds] | None = None
     """The needs of a model whose files are known."""
+    whole_requests: bool = False
+    """Its instances reserve KV cache for whole requests of full length: they run no more at once than theirs holds."""

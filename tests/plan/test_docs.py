@@ -10,7 +10,8 @@ from support.synthetic import Machine
 
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Layout, Model
-from launcher.engines import llama_server
+from launcher.engines.llama_cpp import arguments as llama_arguments
+from launcher.engines.llama_cpp import planning as llama_planning
 from launcher.engines.vllm import rules_binding, rules_model
 from launcher.engines.vllm import rules_host as vllm_rules_host
 from launcher.engines.vllm.demand import pool_for
@@ -55,11 +56,13 @@ def test_the_worked_example() -> None:
     assert figures["64 requests of 64 blocks, and one block"] // figures["the quoted formula"] == 16
 
 
+RULES_OF = (
+    llama_arguments, llama_planning, rules_binding, rules_host, rules_model, rules_placement, vllm_rules_host,
+)  # fmt: skip
+
+
 def test_every_code_of_the_rules_is_listed() -> None:
-    sources = "".join(
-        Path(str(module.__file__)).read_text()
-        for module in (llama_server, rules_binding, rules_host, rules_model, rules_placement, vllm_rules_host)
-    )
+    sources = "".join(Path(str(module.__file__)).read_text() for module in RULES_OF)
     codes = set(re.findall(r'(?:violation|warning)\)?\(\s*"([a-z0-9-]+)",', sources))
     assert len(codes) > 25
     assert {code for code in codes if f"`{code}`" not in TEXT} == set()

@@ -1,21 +1,175 @@
-"""A llama-server that engine.command starts: what its arguments say, and those that contradict the plan. Pure.
+"""llama-server's command line: options and variables that only the launcher sets, those of the operator merged with the
+launcher's, and those in a command template that contradict the plan. Pure.
 
-Options are those of build 11434 (common/arg.cpp)."""
+Options are those of build 11434 (common/arg.cpp). Its parser takes no abbreviations and no `--option=value`, and reads
+underscores in long options as hyphens. Arguments go before variables.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import PurePath
 from typing import Final
 
+from launcher.base.errors import LauncherError
 from launcher.plan.plan import Finding, Rule, Subject, warning
 
 _LLAMA_SERVER: Final = "llama-server"
-_THREADS: Final = frozenset({"-t", "--threads"})
-
-
-_PARALLEL: Final = frozenset({"-np", "--parallel"})
 _PARALLEL_ENV: Final = "LLAMA_ARG_N_PARALLEL"
+# Other names of options that the launcher passes or reads, to the one used here.
+_SAME: Final = {
+    "-t": "--threads", "-tb": "--threads-batch", "-np": "--parallel", "-c": "--ctx-size", "-b": "--batch-size",
+    "-ub": "--ubatch-size", "-m": "--model", "-a": "--alias", "-lm": "--load-mode", "-cram": "--cache-ram",
+    "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-kvu": "--kv-unified", "-no-kvu": "--no-kv-unified",
+    "--embeddings": "--embedding", "--reranking": "--rerank", "--no-webui": "--no-ui", "--webui": "--ui",
+}  # fmt: skip
+# Options that replace each other.
+_OPPOSITES: Final = {"--ui": "--no-ui"}
+
+_ADDRESS: Final = (
+    "remove it: clients connect to proxy.listen; instances accept connections of the launcher only"
+)
+_SOURCE: Final = "set `path` in [[models]] to a GGUF file instead: an instance serves one local model"
+_CONTEXT: Final = (
+    "set max_model_len and max_num_seqs in [[models]]: the plan sizes the context of an instance by them"
+)
+_POOL: Final = (
+    "remove it: in one pool for all requests, the request that finds it full ends all others with an error"
+)
+_SHELL: Final = "remove it: with it, requests can run commands and read files on this host"
+# Names of options and variables that only the launcher sets -> remedy.
+_RESERVED: Final[dict[str, str]] = {
+    name: remedy
+    for remedy, names in {
+        _ADDRESS: (
+            "--host", "--port", "--reuse-port", "--api-prefix", "--ssl-key-file", "--ssl-cert-file", "--api-key",
+            "--api-key-file", "LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_REUSE_PORT", "LLAMA_ARG_API_PREFIX",
+            "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE", "LLAMA_ARG_API_KEY_FILE", "LLAMA_API_KEY",
+        ),
+        _SOURCE: (
+            "--model", "-mu", "--model-url", "-dr", "--docker-repo", "-hf", "-hfr", "--hf-repo", "-hff", "--hf-file",
+            "--models-dir", "--models-preset", "--models-max", "--models-autoload", "LLAMA_ARG_MODEL",
+            "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_DOCKER_REPO", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_HF_FILE",
+            "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET",
+        ),
+        "set `name` and `aliases` in [[models]] instead": ("--alias", "LLAMA_ARG_ALIAS"),
+        _CONTEXT: ("--ctx-size", "--parallel", "LLAMA_ARG_CTX_SIZE", _PARALLEL_ENV),
+        _POOL: (
+            "--kv-unified", "--kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED", "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
+        ),
+        _SHELL: (
+            "--tools", "--tools-runtime", "--mcp-servers-config", "--mcp-servers-json", "--ui-mcp-proxy",
+            "--webui-mcp-proxy", "-ag", "--agent", "LLAMA_ARG_TOOLS", "LLAMA_ARG_TOOLS_RUNTIME",
+            "LLAMA_ARG_MCP_SERVERS_CONFIG", "LLAMA_ARG_MCP_SERVERS_JSON", "LLAMA_ARG_UI_MCP_PROXY", "LLAMA_ARG_AGENT",
+        ),
+    }.items()
+    for name in names
+}  # fmt: skip
+# Options for everything at once: they set a repository, a port and a context.
+_PRESET: Final = re.compile(r"--(?:embd|fim|gpt-oss|vision)-.*")
+_NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
+# Keys of [[models]] that the launcher passes on, and the options of engine.args that override them.
+_KEYS: Final = {"max_num_batched_tokens": "--batch-size"}
+
+
+# --- `kind = "llama.cpp"`: engine.args and engine.env. ---
+
+
+def option_of(argument: str) -> str | None:
+    """The usual name of the option that an argument is; None for a value."""
+    if not argument.startswith("-") or argument == "-" or _NUMBER.fullmatch(argument):
+        return None
+    word = argument.partition("=")[0]
+    word = word.replace("_", "-") if word.startswith("--") else word
+    return _SAME.get(word, word)
+
+
+def check_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> None:
+    """Raises LauncherError for an option in engine.args, or a variable in engine.env, that only the launcher sets; for an
+    argument before the first option, and for one with option and value in one."""
+    for index, argument in enumerate(arguments):
+        option = option_of(argument)
+        if option is None:
+            if index == 0:
+                raise LauncherError(
+                    f"cannot use {argument!r} in engine.args: it is not an option",
+                    'options start with "-"; the model is set by `path` in [[models]]',
+                )
+            continue
+        name, separator, value = argument.partition("=" if "=" in argument else " ")
+        if separator:
+            raise LauncherError(
+                f"cannot use {argument!r} in engine.args: llama-server takes option and value as two arguments",
+                f'write two: "{name}", "{value.strip()}"',
+            )
+        remedy = _SOURCE if _PRESET.fullmatch(option) else _RESERVED.get(option)
+        if remedy is not None:
+            raise LauncherError(f"cannot set {argument!r} in engine.args: the launcher sets it", remedy)
+    for name in env:
+        if name in _RESERVED:
+            raise LauncherError(f"cannot set {name} in engine.env: the launcher sets it", _RESERVED[name])
+
+
+def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
+    """The launcher's options (option and values each) without those that `theirs` sets, then `theirs` unchanged."""
+    replaced = {_base(option) for word in theirs if (option := option_of(word)) is not None}
+    kept = (word for option in ours if _base(option_of(option[0]) or "") not in replaced for word in option)
+    return (*kept, *theirs)
+
+
+def _base(option: str) -> str:
+    return _OPPOSITES.get(option, option)
+
+
+def value_of(arguments: Sequence[str], name: str) -> str | None:
+    """The value of the last option of this (usual) name; None without one, or where an option follows instead."""
+    value: str | None = None
+    for word, following in pairwise((*arguments, "")):
+        if option_of(word) == name:
+            value = following if following and option_of(following) is None else None
+    return value
+
+
+def count_of(arguments: Sequence[str], env: Mapping[str, str], name: str, variable: str) -> int | None:
+    """The number that an option, else a variable, gives; None without both. Raises LauncherError for another text."""
+    given = any(option_of(word) == name for word in arguments)
+    if not given and variable not in env:
+        return None
+    text = value_of(arguments, name) if given else env[variable]
+    where = f"{name} in engine.args" if given else f"{variable} in engine.env"
+    if text is None or not (text.isascii() and text.isdecimal()):
+        raise LauncherError(
+            f"cannot use {where}: {'it has no value' if text is None else f'{text!r} is no whole number from 0 on'}",
+            "write a whole number from 0 on, or remove it",
+        )
+    return int(text)
+
+
+def pools(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the server embeds or ranks, and completes nothing."""
+    options = set(map(option_of, arguments))
+    by_env = (env.get(name, "0") for name in ("LLAMA_ARG_EMBEDDINGS", "LLAMA_ARG_RERANKING"))
+    # The values that common/arg.cpp takes as true (is_truthy).
+    return bool(options & {"--embedding", "--rerank"}) or any(
+        text in {"1", "on", "enabled", "true"} for text in by_env
+    )
+
+
+def overriding(arguments: Sequence[str], keys: Iterable[str]) -> tuple[int, ...]:
+    """Indices of the options, and of their values, that override these keys of [[models]]."""
+    options, found = {_KEYS[key] for key in keys if key in _KEYS}, list[int]()
+    for index, argument in enumerate(arguments):
+        if option_of(argument) in options:
+            found.append(index)
+            following = arguments[index + 1 : index + 2]
+            if following and option_of(following[0]) is None:
+                found.append(index + 1)
+    return tuple(found)
+
+
+# --- `kind = "command"`: a template that starts llama-server. ---
 
 
 def is_llama_server(argv: Sequence[str]) -> bool:
@@ -27,14 +181,10 @@ def slots_of(argv: Sequence[str], env: Mapping[str, str]) -> int | None:
     if not is_llama_server(argv):
         return None
     text = env.get(_PARALLEL_ENV, "")
-    for word, following in zip(argv, [*argv[1:], ""], strict=True):
-        if _option(word) in _PARALLEL:
+    for word, following in pairwise((*argv, "")):
+        if option_of(word) == "--parallel":
             text = word.partition("=")[2] or following
     return int(text) if text.isascii() and text.isdecimal() and int(text) > 0 else None
-
-
-def _option(word: str) -> str:
-    return word.partition("=")[0]
 
 
 def _argv(subject: Subject) -> tuple[str, ...]:
@@ -44,12 +194,14 @@ def _argv(subject: Subject) -> tuple[str, ...]:
 def numa_argument(subject: Subject) -> Iterator[Finding]:
     """With --numa and several nodes, ggml widens the mask of its threads to all cpus after computing
     (ggml/src/ggml-cpu/ggml-cpu.c, clear_numa_thread_affinity, build 11434). Without it the mask is unchanged."""
-    by_argument = any(_option(word) == "--numa" for word in _argv(subject))
-    name = "--numa" if by_argument else "LLAMA_ARG_NUMA"
-    if by_argument or name in subject.config.engine.env:
+    engine = subject.config.engine
+    words = (("engine.command", engine.command), ("engine.args", engine.args))
+    where = next((key for key, argv in words if "--numa" in map(option_of, argv)), None)
+    name = "LLAMA_ARG_NUMA" if where is None else "--numa"
+    if where is not None or name in engine.env:
         yield warning(
             "numa-argument",
-            f"{'engine.command has' if by_argument else 'engine.env sets'} {name}, which lets llama.cpp's threads "
+            f"{'engine.env sets' if where is None else f'{where} has'} {name}, which lets llama.cpp's threads "
             "leave the slot's cpus on machines with several NUMA nodes",
             f"remove {name}: numactl pins the instance, and its threads inherit the mask",
         )
@@ -58,7 +210,7 @@ def numa_argument(subject: Subject) -> Iterator[Finding]:
 def threads_argument(subject: Subject) -> Iterator[Finding]:
     """llama.cpp counts the machine's cores, not the affinity mask's (common/common.cpp, common_cpu_get_num_math)."""
     argv = _argv(subject)
-    told = any(_option(word) in _THREADS for word in argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
+    told = "--threads" in map(option_of, argv) or "LLAMA_ARG_THREADS" in subject.config.engine.env
     if not told and is_llama_server(argv):
         yield warning(
             "threads-not-told",
@@ -67,4 +219,5 @@ def threads_argument(subject: Subject) -> Iterator[Finding]:
         )
 
 
-RULES: Final[tuple[Rule, ...]] = (numa_argument, threads_argument)
+TEMPLATE_RULES: Final[tuple[Rule, ...]] = (numa_argument, threads_argument)
+"""For a command template."""

@@ -1,0 +1,206 @@
+"""llama.cpp's server: `numactl ... llama-server ...`, and the program on this host."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+from launcher.base.address import UnixAddress
+from launcher.base.errors import LauncherError, timed_out
+from launcher.base.text import MIB
+from launcher.config.schema import Config, Model, Runtime
+from launcher.config.schema import Engine as EngineConfig
+from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
+from launcher.engines.checks import Installed, Row, allocator_row, fail, ok, warn
+from launcher.engines.llama_cpp.arguments import check_arguments, merge, pools
+from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
+from launcher.engines.log import Accelerator, EngineLog
+from launcher.engines.numactl import Binding
+from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_program, find_tcmalloc
+from launcher.machine.hardware import HostFacts
+from launcher.machine.topology import Topology
+from launcher.models.gguf_model import gguf_files, read_gguf_profile
+from launcher.models.profile import ModelProfile
+from launcher.models.weight_files import Read
+from launcher.plan.plan import Slot
+
+# The plan sets these as arguments; inherited ones would set others that the plan does not know.
+UNWANTED: Final = (Unwanted(re.compile(r"LLAMA_(?:ARG_.*|API_KEY)")),)
+LLAMA_LOG: Final = EngineLog(
+    # Lines of tools/server and common, builds 11434 and 11549; the KV cache is allocated between them.
+    phases=(("load_model: loading model", "loading weights"), ("llama threadpool init", "warming up")),
+)
+_INSTALL: Final = (
+    "install llama.cpp (its releases, a distribution's package llama.cpp, or scripts/build-llama-server), or name the "
+    "program in engine.command"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaCppEngine:
+    """llama-server, configured. Implements Engine."""
+
+    command: tuple[str, ...]
+    binding: Binding
+    socket_dir: str
+    args: tuple[str, ...] = ()
+    user_env: Mapping[str, str] = field(default_factory=dict)
+    ld_preload: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+    """`path` of each model that is here, to the absolute path of its first file."""
+    health_path: str = "/health"
+    log: EngineLog = LLAMA_LOG
+    accelerator: Accelerator | None = None
+    unwanted: tuple[Unwanted, ...] = UNWANTED
+
+    @property
+    def wants_completion_probe(self) -> bool:
+        """A server of embeddings or ranks has no completions."""
+        return not pools(self.args, self.user_env)
+
+    def launch(self, slot: Slot, generation: int) -> Launch:
+        # Unique per generation: llama-server cannot bind to an existing socket, and removes none.
+        address = UnixAddress(f"{self.socket_dir}/slot{slot.id}-{generation}.sock")
+        preload = {} if self.ld_preload is None else {"LD_PRELOAD": self.ld_preload}
+        env = preload | dict(self.user_env)
+        return Launch(
+            argv=(*self.binding.prefix(slot.placement), *self.command, *self._arguments(slot, address)), env=env,
+            secrets=secret_names(env), address=address, files=slot.files,
+            expected=Expected(self.binding.is_strict, libraries=preloaded(env)), unwanted=self.unwanted,
+        )  # fmt: skip
+
+    def traits(self, model: Model) -> Traits:  # noqa: ARG002  nothing is known
+        return Traits()
+
+    def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
+        """The launcher's options, merged with engine.args.
+
+        Without --kv-unified each of the --parallel requests has a context of its own, --ctx-size / --parallel tokens: that
+        bounds a request at max_model_len, rounded up to 256 tokens. In one pool for all, the request that finds it full
+        ends every running request with an error (tools/server/server-context.cpp: "Context size has been exceeded")."""
+        model, its = slot.model, slot.effective
+        threads, requests = str(len(slot.placement.cpus)), its.max_num_seqs
+        options: list[tuple[str, ...]] = [
+            ("--model", self.files.get(model.path, model.path)),
+            ("--alias", ",".join((model.name, *model.aliases))),
+            ("--host", address.path),
+            # One per cpu of the slot; the defaults are the machine's cores, whatever the affinity mask.
+            ("--threads", threads),
+            ("--threads-batch", threads),
+            ("--parallel", str(requests)),
+            ("--ctx-size", str(requests * context_of(its.planned_len))),
+            # Reads the weights into memory of the slot's node: pages of a mapped file are shared, and on the node of the
+            # process that read them first.
+            ("--load-mode", "none"),
+            ("--metrics",),
+            # A stream that waits notices within a second that its client is gone.
+            ("--sse-ping-interval", "1"),
+            ("--offline",),
+            # An old name of --no-ui, which older builds know too.
+            ("--no-webui",),
+        ]
+        if its.max_num_batched_tokens is not None:
+            options.append(("--batch-size", str(its.max_num_batched_tokens)))
+        if slot.kv_cache_bytes is not None and "LLAMA_ARG_CACHE_RAM" not in self.user_env:
+            cache = cache_ram_bytes(slot.kv_cache_bytes // requests)
+            options.append(("--cache-ram", str(cache // MIB)))
+        return merge(options, self.args)
+
+
+# --- The program and the models on this host. ---
+
+
+def probe(engine: EngineConfig) -> Stack:
+    """Finds the program, and asks it for its version; an allocator is preloaded only when its path is configured.
+
+    Raises LauncherError for a program or library that is not here, PassingError where it may come by itself."""
+    word = engine.command[0]
+    try:
+        program = find_program(word)
+    except LauncherError as error:
+        raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
+    command = (program, *engine.command[1:])
+    tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
+    return Stack(command=command, version=_version(command), tcmalloc=tcmalloc)
+
+
+# "version: 11434 (1a2b3c4)", or "version: v0.9.1": a build of the repository, or a release.
+_VERSION: Final = re.compile(r"^version: (?P<version>.*\S)", re.MULTILINE)
+
+
+def version_in(text: str) -> str | None:
+    """The version in the output of `llama-server --version`, which writes it to standard error; None without one."""
+    match = _VERSION.search(text)
+    return None if match is None else match["version"]
+
+
+def _version(command: tuple[str, ...]) -> str | None:
+    try:
+        done = subprocess.run(
+            [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
+            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise timed_out(f"{command[0]} --version", PROBE_TIMEOUT_S) from None
+    except OSError:  # its start reports it
+        return None
+    return version_in(done.stderr + done.stdout)
+
+
+def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:
+    """The profiles of the models, by name, from the headers of their files.
+
+    Raises LauncherError for a configuration in containers and for a model that cannot be read, PassingError where its
+    files may come by themselves."""
+    require_host(config)
+    return {model.name: read_gguf_profile(model.path) for model in config.models}
+
+
+def first_files(config: Config) -> dict[str, str]:
+    """`path` of each model that is here, to the absolute path of its first file."""
+    found = {}
+    for model in config.models:
+        with suppress(LauncherError):  # reading its profile says what is wrong with a model
+            found[model.path] = str(gguf_files(model.path)[0].absolute())
+    return found
+
+
+def require_host(config: Config) -> None:
+    """Raises LauncherError for instances in containers, whose program and models this kind does not find yet."""
+    if config.engine.runtime is not Runtime.HOST:
+        raise LauncherError(
+            f'cannot use engine.runtime = "{config.engine.runtime.value}" with kind = "llama.cpp": its instances run on '
+            "the host only",
+            'set engine.runtime = "host", or kind = "command" with the whole command line',
+        )
+
+
+def check_config(config: Config) -> None:
+    """Raises LauncherError for containers, placeholders of a command template, and arguments that only the launcher sets."""
+    require_host(config)
+    engine = config.engine
+    for word in engine.command:
+        if re.search(r"\{(?:uds|port|cpus|threads|slot|model|name)\}", word):
+            raise LauncherError(
+                f'cannot use {word!r} in engine.command with kind = "llama.cpp": the launcher adds the arguments itself',
+                'give the program only, or set kind = "command"',
+            )
+    check_arguments(engine.args, engine.env)
+
+
+def checks(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    """The rows of `doctor`: allocator, and program with version."""
+    yield allocator_row(software) or ok("tcmalloc", "not preloaded for llama.cpp")
+    if software.trouble is not None:
+        yield fail("llama.cpp", software.trouble.message, software.trouble.remedy)
+    elif (stack := software.stack) is not None and stack.version is not None:
+        yield ok("llama.cpp", f"{stack.version} ({' '.join(stack.command)})")
+    elif stack is not None:
+        yield warn(
+            "llama.cpp", f"{' '.join(stack.command)}: --version prints no version",
+            "name llama.cpp's llama-server in engine.command",
+        )  # fmt: skip

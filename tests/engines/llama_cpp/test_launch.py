@@ -1,0 +1,176 @@
+"""Command line, program and checks of `kind = "llama.cpp"`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.gguf_headers import write_gguf
+
+from launcher.base.address import UnixAddress
+from launcher.base.errors import LauncherError, PassingError
+from launcher.base.text import GIB, MIB
+from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime
+from launcher.engines.checks import Installed, Trouble, Verdict
+from launcher.engines.llama_cpp.launch import LlamaCppEngine, checks, probe, read_profiles, version_in
+from launcher.engines.make import engine_type, make_engine, probe_stack
+from launcher.engines.numactl import Binding, MemPolicy
+from launcher.engines.software import Stack
+from launcher.models.weight_files import read_model_json
+from launcher.plan.plan import Slot
+
+MakeSlot = Callable[..., Slot]
+BINDING = Binding(MemPolicy.MEMBIND, numactl="numactl")
+STACK = Stack(command=("/bin/llama-server",))
+
+
+def config(path: str = "/m.gguf", **engine: object) -> Config:
+    its = Engine(**{"kind": EngineKind.LLAMA_CPP} | engine)  # type: ignore[arg-type]
+    return Config(models=(Model(name="m", path=path),), engine=its)
+
+
+def engine(*args: str, path: str = "/m.gguf", **more: object) -> LlamaCppEngine:
+    made = make_engine(config(path, args=args, **more), STACK, BINDING, Path("/run/nl"))
+    assert isinstance(made, LlamaCppEngine)
+    return made
+
+
+def test_the_whole_command_line(make_slot: MakeSlot) -> None:
+    slot = make_slot(
+        id=2, cpus="0-3,8-11", path="/m.gguf", aliases=("n",), max_model_len=1000, max_num_seqs=4
+    )
+    launch = engine().launch(slot, 7)
+    assert launch.argv == (
+        "numactl", "--physcpubind=0-3,8-11", "--membind=0", "/bin/llama-server",
+        "--model", "/m.gguf", "--alias", "tiny,n", "--host", "/run/nl/slot2-7.sock", "--threads", "8",
+        "--threads-batch", "8", "--parallel", "4", "--ctx-size", "4096", "--load-mode", "none", "--metrics",
+        "--sse-ping-interval", "1", "--offline", "--no-webui", "--cache-ram", "1024",
+    )  # fmt: skip
+    assert launch.address == UnixAddress("/run/nl/slot2-7.sock")
+    assert launch.env == {}
+    assert launch.expected.binds_memory
+
+
+@pytest.mark.parametrize(
+    ("args", "there", "not_there"),
+    [
+        (("-t", "3"), "-t 3", "--threads 8"),
+        (("--load_mode", "mmap"), "--load_mode mmap", "--load-mode none"),
+        (("-cram", "0"), "-cram 0", "--cache-ram 1024"),
+        (("--ui",), "--ui", "--no-webui"),
+        (("--no-ui",), "--no-ui", "--no-webui"),
+        (("-b", "64"), "-b 64", "--batch-size"),
+        (("--embedding", "-ub", "4096"), "--embedding -ub 4096", "--ubatch-size"),
+    ],
+)
+def test_options_of_the_operator_replace_the_launchers(
+    args: tuple[str, ...], there: str, not_there: str, make_slot: MakeSlot
+) -> None:
+    line = " ".join(engine(*args).launch(make_slot(cpus="0-7", max_num_seqs=4), 1).argv)
+    assert line.endswith(there)
+    assert not_there not in line
+
+
+def test_a_step_and_the_prompt_cache(make_slot: MakeSlot) -> None:
+    slot = make_slot(max_num_seqs=2, max_num_batched_tokens=1024, kv=64 * GIB)
+    argv = engine().launch(slot, 1).argv
+    assert argv[argv.index("--batch-size") + 1] == "1024"
+    assert argv[argv.index("--cache-ram") + 1] == str(8 * GIB // MIB)
+    by_env = engine(env={"LLAMA_ARG_CACHE_RAM": "7"}).launch(slot, 1)
+    assert "--cache-ram" not in by_env.argv
+    assert by_env.env == {"LLAMA_ARG_CACHE_RAM": "7"}
+
+
+def test_variables_of_the_daemon_do_not_reach_the_instances() -> None:
+    (unwanted,) = engine().unwanted
+    assert unwanted.fits("LLAMA_ARG_CTX_SIZE", "1")
+    assert unwanted.fits("LLAMA_API_KEY", "x")
+    assert not unwanted.fits("LLAMA_CACHE", "/x")
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "completes"),
+    [
+        ((), {}, True),
+        (("--embeddings",), {}, False),
+        (("--reranking",), {}, False),
+        ((), {"LLAMA_ARG_EMBEDDINGS": "1"}, False),
+        ((), {"LLAMA_ARG_RERANKING": "0"}, True),
+    ],
+)
+def test_only_a_server_that_completes_is_probed_by_a_completion(
+    args: tuple[str, ...], env: dict[str, str], completes: bool
+) -> None:
+    assert engine(*args, env=env).wants_completion_probe is completes
+
+
+def test_a_directory_is_given_to_the_server_as_its_first_file(tmp_path: Path, make_slot: MakeSlot) -> None:
+    for number in (1, 2):
+        write_gguf(tmp_path / f"m-0000{number}-of-00002.gguf", (f"blk.{number}.w", (32, 2), 0))
+    argv = engine(path=str(tmp_path)).launch(make_slot(path=str(tmp_path)), 1).argv
+    assert argv[argv.index("--model") + 1] == str(tmp_path / "m-00001-of-00002.gguf")
+    assert read_profiles(config(str(tmp_path)), read_model_json)["m"].weights_bytes == 2 * 64 * 4
+
+
+def test_a_command_template_and_containers_are_refused() -> None:
+    with pytest.raises(LauncherError, match=r"cannot use '\{uds\}' in engine\.command") as refused:
+        engine(command=("llama-server", "--host", "{uds}"))
+    assert 'kind = "command"' in refused.value.remedy
+    for read in (
+        lambda its: read_profiles(its, read_model_json),
+        lambda its: make_engine(its, STACK, BINDING, Path("/r")),
+    ):
+        with pytest.raises(LauncherError, match=r'engine\.runtime = "podman"'):
+            read(config(runtime=Runtime.PODMAN, image="i"))
+
+
+def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(
+        LauncherError, match=r"cannot find llama\.cpp's server: no command 'llama-server'"
+    ) as refused:
+        probe_stack(config().engine)
+    assert "install llama.cpp" in refused.value.remedy
+    with pytest.raises(PassingError, match="/mnt/llama-server"):
+        probe(Engine(kind=EngineKind.LLAMA_CPP, command=("/mnt/llama-server",)))
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\necho 'version: 11434 (1a2b3c4)' >&2\necho 'built with GNU' >&2\n")
+    program.chmod(0o755)
+    stack = probe_stack(config().engine)
+    assert (stack.command, stack.version) == ((str(program),), "11434 (1a2b3c4)")
+
+
+@pytest.mark.parametrize(
+    ("text", "version"),
+    [
+        ("version: 11434 (abc)\nbuilt with", "11434 (abc)"),
+        ("version: v0.9.1\n", "v0.9.1"),
+        ("usage: x", None),
+    ],
+)
+def test_both_forms_of_a_version(text: str, version: str | None) -> None:
+    assert version_in(text) == version
+
+
+@pytest.mark.parametrize(
+    ("software", "verdict", "fact"),
+    [
+        (Installed(stack=Stack(command=("/x",), version="v0.9.1")), Verdict.OK, "v0.9.1 (/x)"),
+        (Installed(stack=Stack(command=("/x",))), Verdict.WARN, "/x: --version prints no version"),
+        (Installed(trouble=Trouble("cannot find it", "install it")), Verdict.FAIL, "cannot find it"),
+    ],
+)
+def test_rows_of_doctor(software: Installed, verdict: Verdict, fact: str) -> None:
+    (check,) = engine_type("llama.cpp").checks()
+    assert check is checks
+    *_, row = check(software, None, None)  # type: ignore[arg-type]
+    assert (row.verdict, row.fact) == (verdict, fact)
+
+
+def test_phases_of_a_start() -> None:
+    log = engine().log
+    assert log.phase_of("0.00.010.802 I srv    load_model: loading model '/m.gguf'") == "loading weights"
+    assert (
+        log.phase_of("0.02.406.545 I cmn          init: llama threadpool init, n_threads = 2") == "warming up"
+    )
