@@ -65,6 +65,19 @@ def test_types_arrive_as_the_schema_says(file: Path) -> None:
     assert config.supervision.stop_timeout_s == 5.0
 
 
+@pytest.mark.parametrize(
+    ("engine", "command"),
+    [
+        ("", ("vllm",)),
+        ('[engine]\nkind = "llama.cpp"\n', ("llama-server",)),
+        ('[engine]\nkind = "llama.cpp"\ncommand = ["/opt/llama-server"]\n', ("/opt/llama-server",)),
+    ],
+)
+def test_the_program_is_that_of_the_kind(file: Path, engine: str, command: tuple[str, ...]) -> None:
+    file.write_text(MODEL + engine)
+    assert load(file).engine.command == command
+
+
 # --- who wins -------------------------------------------------------------------------------
 
 

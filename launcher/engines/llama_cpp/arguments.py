@@ -176,6 +176,12 @@ def is_llama_server(argv: Sequence[str]) -> bool:
     return any(PurePath(word).name == _LLAMA_SERVER for word in argv)
 
 
+def options_after_program(command: Sequence[str]) -> tuple[str, ...]:
+    """The words after the program, which is the last word named llama-server, else the first word."""
+    last = max((index for index, word in enumerate(command) if is_llama_server((word,))), default=0)
+    return tuple(command[last + 1 :])
+
+
 def slots_of(argv: Sequence[str], env: Mapping[str, str]) -> int | None:
     """Requests that a llama-server computes at once; None where it is not told, or `argv` starts another server."""
     if not is_llama_server(argv):

@@ -15,8 +15,9 @@ from launcher.base.text import MIB
 from launcher.config.schema import Config, Model, Runtime
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
+from launcher.engines.causes import PLAIN, Retry, rule
 from launcher.engines.checks import Installed, Row, allocator_row, fail, ok, warn
-from launcher.engines.llama_cpp.arguments import check_arguments, merge, pools
+from launcher.engines.llama_cpp.arguments import check_arguments, merge, options_after_program, pools
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
@@ -30,7 +31,29 @@ from launcher.plan.plan import Slot
 
 # The plan sets these as arguments; inherited ones would set others that the plan does not know.
 UNWANTED: Final = (Unwanted(re.compile(r"LLAMA_(?:ARG_.*|API_KEY)")),)
+_CAUSES: Final = (
+    rule(
+        "bad-argument", r"error: invalid argument: |error while handling (?:argument|environment variable) ",
+        "the engine does not know one of its arguments, or not its value",
+        "correct engine.args or engine.env; `numa-launcher plan --shell` prints the whole line", Retry.NEVER,
+    ),
+    rule(
+        "unsupported-version", r"(?:unknown|unsupported) model architecture: ",
+        "the installed llama.cpp does not know this model",
+        "install a newer llama.cpp, or serve another model", Retry.NEVER,
+    ),
+    rule(
+        "model-damaged", r"data is not within the file bounds|missing tensor '", "the model's files are damaged",
+        "download the model again, and compare its checksums", Retry.NEVER,
+    ),
+    rule(
+        "node-oom", r"failed to allocate (?:buffer for kv cache|compute (?:pp|tg) buffers)", "the node ran out of memory",
+        "lower memory.kv_cache or the number of instances", Retry.BACKOFF,
+    ),
+)  # fmt: skip
 LLAMA_LOG: Final = EngineLog(
+    # Lines of common/arg.cpp and src/llama-{model,model-loader,kv-cache,context}, build 11434.
+    causes=(*_CAUSES, *PLAIN),
     # Lines of tools/server and common, builds 11434 and 11549; the KV cache is allocated between them.
     phases=(("load_model: loading model", "loading weights"), ("llama threadpool init", "warming up")),
 )
@@ -180,15 +203,15 @@ def require_host(config: Config) -> None:
 
 
 def check_config(config: Config) -> None:
-    """Raises LauncherError for containers, placeholders of a command template, and arguments that only the launcher sets."""
+    """Raises LauncherError for containers, options in engine.command, and arguments that only the launcher sets."""
     require_host(config)
     engine = config.engine
-    for word in engine.command:
-        if re.search(r"\{(?:uds|port|cpus|threads|slot|model|name)\}", word):
-            raise LauncherError(
-                f'cannot use {word!r} in engine.command with kind = "llama.cpp": the launcher adds the arguments itself',
-                'give the program only, or set kind = "command"',
-            )
+    # Options there would not be checked; words before the program start it.
+    if after := options_after_program(engine.command):
+        raise LauncherError(
+            f'cannot use {after[0]!r} in engine.command with kind = "llama.cpp": the launcher adds the arguments itself',
+            'move the options into engine.args, or set kind = "command"',
+        )
     check_arguments(engine.args, engine.env)
 
 

@@ -114,9 +114,11 @@ def test_a_directory_is_given_to_the_server_as_its_first_file(tmp_path: Path, ma
 
 
 def test_a_command_template_and_containers_are_refused() -> None:
-    with pytest.raises(LauncherError, match=r"cannot use '\{uds\}' in engine\.command") as refused:
-        engine(command=("llama-server", "--host", "{uds}"))
-    assert 'kind = "command"' in refused.value.remedy
+    for command in (("llama-server", "--host", "{uds}"), ("/opt/other", "--host")):
+        with pytest.raises(LauncherError, match=r"cannot use '--host' in engine\.command") as refused:
+            engine(command=command)
+        assert 'kind = "command"' in refused.value.remedy
+    engine(command=("nice", "-n", "5", "/opt/llama-server"))
     for read in (
         lambda its: read_profiles(its, read_model_json),
         lambda its: make_engine(its, STACK, BINDING, Path("/r")),
@@ -166,6 +168,25 @@ def test_rows_of_doctor(software: Installed, verdict: Verdict, fact: str) -> Non
     assert check is checks
     *_, row = check(software, None, None)  # type: ignore[arg-type]
     assert (row.verdict, row.fact) == (verdict, fact)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("error: invalid argument: --no-mmap", "bad-argument"),
+        ('error while handling argument "--threads": stoi', "bad-argument"),
+        ("llama_model_load: error loading model: unknown model architecture: 'new'", "unsupported-version"),
+        (
+            "tensor 'output.weight' data is not within the file bounds, model is corrupted or incomplete",
+            "model-damaged",
+        ),
+        ("failed to allocate buffer for kv cache", "node-oom"),
+        ("numactl: execution of `/opt/llama-server': No such file or directory", "command-not-found"),
+    ],
+)
+def test_causes_of_an_end(line: str, name: str) -> None:
+    found = (cause for cause in engine().log.causes if cause.pattern is not None)
+    assert next(cause for cause in found if cause.pattern and cause.pattern.search(line)).name == name
 
 
 def test_phases_of_a_start() -> None:
