@@ -28,21 +28,27 @@ _SAME: Final = {
 # Options that replace each other.
 _OPPOSITES: Final = {"--ui": "--no-ui"}
 
+Refusal = tuple[str, str]
+"""The reason, and the remedy."""
+_SET: Final = "the launcher sets it"
 _ADDRESS: Final = (
-    "remove it: clients connect to proxy.listen; instances accept connections of the launcher only"
+    _SET,
+    "remove it: clients connect to proxy.listen; instances accept connections of the launcher only",
 )
-_SOURCE: Final = "set `path` in [[models]] to a GGUF file instead: an instance serves one local model"
+_SOURCE: Final = (_SET, "set `path` in [[models]] to a GGUF file instead: an instance serves one local model")
+_NAMES: Final = (_SET, "set `name` and `aliases` in [[models]] instead")
 _CONTEXT: Final = (
-    "set max_model_len and max_num_seqs in [[models]]: the plan sizes the context of an instance by them"
-)
+    _SET, "set max_model_len and max_num_seqs in [[models]]: the plan sizes the context of an instance by them",
+)  # fmt: skip
 _POOL: Final = (
-    "remove it: in one pool for all requests, the request that finds it full ends all others with an error"
+    "in one pool for all requests, the request that finds it full ends all others with an error",
+    "remove it, and set max_model_len and max_num_seqs in [[models]]",
 )
-_SHELL: Final = "remove it: with it, requests can run commands and read files on this host"
-# Names of options and variables that only the launcher sets -> remedy.
-_RESERVED: Final[dict[str, str]] = {
-    name: remedy
-    for remedy, names in {
+_SHELL: Final = ("with it, requests can run commands and read files on this host", "remove it")
+# Names of options and variables that are refused.
+_RESERVED: Final[dict[str, Refusal]] = {
+    name: refusal
+    for refusal, names in {
         _ADDRESS: (
             "--host", "--port", "--reuse-port", "--api-prefix", "--ssl-key-file", "--ssl-cert-file", "--api-key",
             "--api-key-file", "LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_REUSE_PORT", "LLAMA_ARG_API_PREFIX",
@@ -54,7 +60,7 @@ _RESERVED: Final[dict[str, str]] = {
             "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_DOCKER_REPO", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_HF_FILE",
             "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET",
         ),
-        "set `name` and `aliases` in [[models]] instead": ("--alias", "LLAMA_ARG_ALIAS"),
+        _NAMES: ("--alias", "LLAMA_ARG_ALIAS"),
         _CONTEXT: ("--ctx-size", "--parallel", "LLAMA_ARG_CTX_SIZE", _PARALLEL_ENV),
         _POOL: (
             "--kv-unified", "--kv-unified-per-slot", "LLAMA_ARG_KV_UNIFIED", "LLAMA_ARG_KV_UNIFIED_PER_SLOT",
@@ -87,8 +93,8 @@ def option_of(argument: str) -> str | None:
 
 
 def check_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> None:
-    """Raises LauncherError for an option in engine.args, or a variable in engine.env, that only the launcher sets; for an
-    argument before the first option, and for one with option and value in one."""
+    """Raises LauncherError for an option in engine.args, or a variable in engine.env, that only the launcher sets or that
+    breaks supervision or the plan; for an argument before the first option, and for one with option and value in one."""
     for index, argument in enumerate(arguments):
         option = option_of(argument)
         if option is None:
@@ -104,12 +110,13 @@ def check_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> None:
                 f"cannot use {argument!r} in engine.args: llama-server takes option and value as two arguments",
                 f'write two: "{name}", "{value.strip()}"',
             )
-        remedy = _SOURCE if _PRESET.fullmatch(option) else _RESERVED.get(option)
-        if remedy is not None:
-            raise LauncherError(f"cannot set {argument!r} in engine.args: the launcher sets it", remedy)
-    for name in env:
-        if name in _RESERVED:
-            raise LauncherError(f"cannot set {name} in engine.env: the launcher sets it", _RESERVED[name])
+        refusal = _SOURCE if _PRESET.fullmatch(option) else _RESERVED.get(option)
+        if refusal is not None:
+            raise LauncherError(f"cannot use {argument!r} in engine.args: {refusal[0]}", refusal[1])
+    for variable in env:
+        if variable in _RESERVED:
+            why, remedy = _RESERVED[variable]
+            raise LauncherError(f"cannot use {variable} in engine.env: {why}", remedy)
 
 
 def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:

@@ -86,7 +86,7 @@ def effective_config(
     given = config.memory.kv_cache != "auto"
     k, v = _types(config)
     return EffectiveConfig(
-        name=model.name, dtype=model.dtype, quantization=None, tensor_parallel_size=1,
+        name=model.name, dtype="auto", quantization=None, tensor_parallel_size=1,
         max_model_len=DEFAULT_MAX_MODEL_LEN if length is None and profile.known else length,
         max_num_seqs=min(model.max_num_seqs, MAX_REQUESTS), max_num_batched_tokens=batch,
         step_tokens=batch or DEFAULT_BATCH, block_size=CELLS,
