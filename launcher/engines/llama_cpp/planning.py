@@ -169,8 +169,9 @@ def demand_of(
     resident when ready; 1011 MiB after eight prompts of 1500 tokens, of which the prompt cache holds about 71 of its 96 MiB.
     Planned are 1134 MiB: 9 % more than measured with the rest of the prompt cache added (1036 MiB). With 616 MiB of
     weights, a vocabulary of 128,000 and 2 requests of 32,768 tokens (256 MiB) 972 MiB were resident after prompts of 700
-    tokens, 1095 with a full prompt cache; planned are 1254, 15 % more. Quantized types that are repacked, mixtures of
-    experts and prompts near the end of a long context were not measured."""
+    tokens, 1095 with a full prompt cache; planned are 1254, 15 % more. With 397 MiB in Q4_0, the peak while loading was
+    the 607 MiB that were resident when ready (160 of them KV cache). Mixtures of experts and prompts near the end of a long
+    context were not measured."""
     serving = slot.effective
     need = request_bytes(serving, profile, config)
     given = serving.kv_bytes
