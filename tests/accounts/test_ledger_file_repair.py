@@ -13,7 +13,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
-from support.hand_clock import at
+from support.hand_clock import HandClock, at
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
@@ -35,7 +35,8 @@ NOW = time.time()
 
 @contextmanager
 def started(path: Path) -> Iterator[Ledger]:
-    with written(Ledger(Usage(), path), by_flush=True) as ledger:
+    # An hour may begin while the tests run.
+    with written(Ledger(Usage(), path, HandClock(NOW)), by_flush=True) as ledger:
         yield ledger
 
 

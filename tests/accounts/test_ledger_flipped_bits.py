@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.hand_clock import HandClock
 from support.history_rows import row
 from support.written import written
 
@@ -30,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A file with rows in all tables."""
     path = tmp_path_factory.mktemp("whole") / "usage.db"
     load = LoadTable(lambda: int(NOW * 1000))
-    with written(Ledger(Usage(), path, mirrored=[load]), by_flush=True) as ledger:
+    with written(Ledger(Usage(), path, HandClock(NOW), [load]), by_flush=True) as ledger:
         for number in range(ENTRIES):
             ledger.put(EndedRequest(
                 NOW - 40_000 + number * 100, f"r{number}", f"key {number % 9}", model=f"m{number % 3}", slot=number % 4,
@@ -87,7 +88,7 @@ def test_a_flipped_bit_in_each_page(whole: Path, tmp_path: Path, each: int) -> N
         path = tmp_path / f"{number}" / "usage.db"
         with_flip(whole, path, at, bit)
         load = LoadTable(lambda: int(NOW * 1000))
-        with written(Ledger(Usage(), path, mirrored=[load]), by_flush=True) as ledger:
+        with written(Ledger(Usage(), path, HandClock(NOW), [load]), by_flush=True) as ledger:
             ledger.put(EndedRequest(NOW, "new 1"))
             ledger.flush(60)
             # Whoever reads damage says so.
