@@ -13,7 +13,7 @@ from typing import Final
 
 from launcher.base.errors import LauncherError, PassingError
 from launcher.models.gguf import read_gguf
-from launcher.models.profile import ModelProfile, profile_of
+from launcher.models.profile import Beside, ModelProfile, profile_of
 from launcher.models.reader import away, gguf_weights, refuse_empty, with_weights
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
@@ -34,7 +34,7 @@ def gguf_files(path: str) -> tuple[Path, ...]:
         if place.exists():
             return _parts(path, place)
     except OSError as error:
-        raise away(path, error) from error
+        raise away(path, error, _REMEDY) from error
     if place.suffix == ".gguf" or place.is_absolute():
         raise PassingError(f"cannot read model {path!r}: no such file or directory", _REMEDY)
     raise LauncherError(
@@ -61,7 +61,7 @@ def read_gguf_profile(path: str) -> ModelProfile:
         headers = [read_gguf(file) for file in files]
         weights = gguf_weights(list(files), headers)
     except OSError as error:
-        raise away(path, error) from error
+        raise away(path, error, _REMEDY) from error
     except ValueError as error:
         raise LauncherError(
             f"cannot read model {path!r}: {error}", f"download the model again; {_REMEDY}"
@@ -73,7 +73,10 @@ def read_gguf_profile(path: str) -> ModelProfile:
             f"{_REMEDY}; an encoder (mmproj) or adapter goes into engine.args",
         )
     config = headers[0].as_config()
-    profile = profile_of(config, "auto", weights_bytes=weights.total_bytes, weights_source=weights.source)
+    profile = profile_of(
+        config, "auto", weights_bytes=weights.total_bytes, weights_source=weights.source,
+        beside=Beside(projections=weights.projections),
+    )  # fmt: skip
     unread = profile.unread and profile.unread.replace("config.json", "the file's header")
     kv_source = profile.kv_source.replace("config.json", "header")
     return replace(with_weights(profile, weights), unread=unread, kv_source=kv_source)
@@ -98,7 +101,7 @@ def _parts(path: str, file: Path) -> tuple[Path, ...]:
 
 
 def _in_folder(path: str, folder: Path) -> tuple[Path, ...]:
-    refuse_empty(path, folder)
+    refuse_empty(path, folder, _REMEDY)
     files = sorted(file for file in folder.glob("*.gguf") if _ENCODER not in file.name.lower())
     firsts = {
         file.with_name(f"{match['stem']}-00001-of-{match['count']}.gguf")

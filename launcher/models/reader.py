@@ -224,11 +224,11 @@ def read_profile(
     return with_weights(profile, weights)
 
 
-def away(path: str, error: OSError) -> LauncherError:
+def away(path: str, error: OSError, remedy: str = _REMEDY) -> LauncherError:
     """The error for a model that cannot be read: a PassingError where it may come back by itself."""
     where = "" if error.filename is None or str(error.filename) == path else f"{error.filename}: "
     kind = PassingError if error.errno in AWAY else LauncherError
-    return kind(f"cannot read model {path!r}: {where}{reason(error)}", _REMEDY)
+    return kind(f"cannot read model {path!r}: {where}{reason(error)}", remedy)
 
 
 CONFIG: Final = "config.json"
@@ -345,10 +345,10 @@ def _hub_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "huggingface" / "hub"
 
 
-def refuse_empty(path: str, folder: Path) -> None:
+def refuse_empty(path: str, folder: Path, remedy: str = _REMEDY) -> None:
     """Raise PassingError for an empty directory: where a file system is to be mounted there is one."""
     if not any(folder.iterdir()):
-        raise PassingError(f"cannot read model {path!r}: the directory is empty", _REMEDY)
+        raise PassingError(f"cannot read model {path!r}: the directory is empty", remedy)
 
 
 def _json(path: str, file: Path, read: Read) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final
 
 from launcher.base.cpuset import CpuSet
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Core, Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
@@ -103,9 +104,12 @@ def make_plan(
     def accepts(other: Config) -> bool:
         if not advise:
             return False
-        tried = make_plan(
-            machine, other, profiles, facts, planning=planning, cpus_only=cpus_only, advise=False
-        )
+        try:
+            tried = make_plan(
+                machine, other, profiles, facts, planning=planning, cpus_only=cpus_only, advise=False
+            )
+        except LauncherError:  # the engine cannot follow it
+            return False
         return not tried.violations
 
     if config.layout.cpus is not None:

@@ -86,3 +86,25 @@ def test_a_foreign_file_is_named(tmp_path: Path) -> None:
     encoder = write_gguf(tmp_path / "e.gguf", entries=[entry("general.architecture", 8, text("clip"))])
     with pytest.raises(LauncherError, match=r"e\.gguf describes no language model .*'clip'"):
         read_gguf_profile(str(encoder))
+
+
+def test_layers_without_attention_have_no_kv_cache(tmp_path: Path) -> None:
+    """Of an architecture that no table knows, by the tensors."""
+    entries = [
+        entry("general.architecture", 8, text("qwen3next")),
+        entry("qwen3next.block_count", 4, struct.pack("<I", 4)),
+        entry("qwen3next.embedding_length", 4, struct.pack("<I", 256)),
+        entry("qwen3next.attention.head_count", 4, struct.pack("<I", 4)),
+        entry("qwen3next.attention.head_count_kv", 4, struct.pack("<I", 2)),
+        entry("qwen3next.context_length", 4, struct.pack("<I", 4096)),
+    ]
+    attention = [(f"blk.3.attn_{which}.weight", (256, 128), 1) for which in ("k", "v")]
+    others = [(f"blk.{layer}.ssm_out.weight", (256, 256), 1) for layer in range(3)]
+    file = write_gguf(tmp_path / "m.gguf", *others, *attention, entries=entries)
+    assert read_gguf_profile(str(file)).kv_bytes_per_token == 2 * 2 * 64 * 2
+
+
+def test_a_remedy_names_what_it_reads(tmp_path: Path) -> None:
+    with pytest.raises(PassingError, match="the directory is empty") as refused:
+        gguf_files(str(tmp_path))
+    assert refused.value.remedy.startswith("give models.path a model in GGUF")

@@ -103,7 +103,7 @@ def _check_model(model: Model) -> None:
         raise LauncherError(
             f"cannot use tensor_parallel_size = {model.tensor_parallel_size} of model {model.name!r}: an instance of "
             "llama.cpp is one process without ranks",
-            "remove tensor_parallel_size; set layout.span_nodes = true to give an instance several nodes",
+            "remove tensor_parallel_size",
         )
     if model.quantization is not None:
         raise LauncherError(

@@ -43,7 +43,7 @@ def test_the_whole_command_line(make_slot: MakeSlot) -> None:
     launch = engine().launch(slot, 7)
     assert launch.argv == (
         "numactl", "--physcpubind=0-3,8-11", "--membind=0", "/bin/llama-server",
-        "--model", "/m.gguf", "--alias", "tiny,n", "--host", "/run/nl/slot2-7.sock", "--threads", "8",
+        "--model", "/m.gguf", "--alias", "tiny", "--host", "/run/nl/slot2-7.sock", "--threads", "8",
         "--threads-batch", "8", "--parallel", "4", "--ctx-size", "4096", "--load-mode", "none", "--metrics",
         "--sse-ping-interval", "1", "--offline", "--no-webui", "--cache-ram", "1024",
     )  # fmt: skip

@@ -67,6 +67,13 @@ def test_a_request_that_does_not_fit_is_refused_with_its_size() -> None:
     assert "one request of full length needs 16 GiB" in found.remedy
 
 
+def test_weights_larger_than_a_node_are_refused_without_ranks_that_it_has_not() -> None:
+    topology = Machine(nodes=4, cores=4, node_bytes=6 * GIB).topology()
+    (found, *_) = make_plan(topology, config(max_model_len=4096), {"m": PROFILE}).violations
+    assert found.code == "out-of-memory"
+    assert "tensor_parallel_size" not in found.remedy
+
+
 @pytest.mark.parametrize(
     ("kv_cache", "requests", "size"),
     [("5GiB", 10, 5 * GIB), ("5300MiB", 10, 5 * GIB), ("60GiB", 64, 32 * GIB)],
