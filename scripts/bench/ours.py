@@ -40,7 +40,7 @@ async def _serve(args: argparse.Namespace) -> None:
             proxy=proxy,
             usage=Usage(enabled=args.ledger is not None, path=str(args.ledger) if args.ledger else None),
             audit=Audit(path=str(args.audit) if args.audit else None),
-            telemetry=Telemetry(otlp_endpoint=args.traces or "", otlp_sampling=args.sampling),
+            telemetry=Telemetry(history=False, otlp_endpoint=args.traces or "", otlp_sampling=args.sampling),
         )
     )
     server = ProxyServer(
