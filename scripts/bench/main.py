@@ -20,7 +20,7 @@ COMMANDS: Final = frozenset(
         "polling",
         "fleet",
         "ingress",
-        "instances",
+        "serving",
     }
 )
 

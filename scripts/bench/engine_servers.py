@@ -1,0 +1,341 @@
+"""How each server of a model is started for scripts/bench-rivals: with what its own documents recommend, the same requests
+at once, the same context, and the same cores."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from bench.processes import FailedError, Process, free_port
+from launcher.base.errors import LauncherError
+from launcher.control.client import ControlClient
+
+READY_S: Final = 1800.0
+GIB: Final = 1 << 30
+_VLLM_ENV: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One process of a server."""
+
+    argv: list[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    health: tuple[int, str] | None = None
+    """Port and path that answer 200 when it is ready; None: it has no such thing."""
+
+
+class Server:
+    """Some programs behind one port; started, asked, one killed, ended."""
+
+    def __init__(self, name: str, args: argparse.Namespace, folder: Path) -> None:
+        self.name, self.args, self.folder = name, args, folder
+        self.port = free_port()
+        self.running: list[Process] = []
+        self.programs: list[Program] = []
+
+    @property
+    def url(self) -> str:
+        """Of its API."""
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def supervised(self) -> bool:
+        """Whether an engine that dies is started again: by numa-launcher alone."""
+        return _ours_of(self.name)[1] > 0
+
+    @property
+    def model(self) -> str:
+        """The name in requests."""
+        return str(self.args.model) if self.name == "pace" else "m"
+
+    async def start(self) -> float:
+        """Seconds until all of it is ready. Raises FailedError."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        began = time.monotonic()
+        self.programs = make_programs(self)
+        for number, program in enumerate(self.programs):
+            log = self.folder / f"output-{number}.log"
+            self.running.append(Process(program.argv, log, env=_VLLM_ENV | dict(program.env)))
+        while True:
+            ready, all_ = await self.ready()
+            took = time.monotonic() - began
+            if 0 < all_ <= ready:
+                return took
+            for process in self.running:
+                process.check()
+            if took > READY_S:
+                raise FailedError(f"not ready after {took:.0f} s: {self.running[0].last_words()}")
+            await asyncio.sleep(0.05)
+
+    async def ready(self) -> tuple[int, int]:
+        """Engines that are ready, and all. Raises FailedError when one crashed too often to be started again."""
+        if self.supervised:
+            return await self._ready_slots()
+        asked = [program.health for program in self.programs if program.health]
+        return sum([await _is_healthy(*health) for health in asked]), len(asked)
+
+    async def _ready_slots(self) -> tuple[int, int]:
+        client = ControlClient(str(self.folder / "control.sock"))
+        try:
+            status = await asyncio.to_thread(client.get, "/status")
+        except LauncherError:
+            return 0, 0
+        if any(slot["state"] == "failed" for slot in status["slots"]):
+            raise FailedError(f"instances fail: {self.running[0].last_words()}")
+        return int(status["ready"]), len(status["slots"])
+
+    def is_alive(self) -> bool:
+        """Whether each of its programs runs."""
+        return all(process.popen.poll() is None for process in self.running)
+
+    def pids(self) -> list[int]:
+        """Of all its processes."""
+        return [pid for process in self.running for pid in process.pids()]
+
+    def memory_bytes(self) -> int:
+        """Of all its processes; what they share is counted once (proportional set size)."""
+        total = 0
+        for pid in self.pids():
+            with contextlib.suppress(OSError):
+                found = re.search(
+                    r"^Pss: +(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.MULTILINE
+                )
+                total += int(found[1]) * 1024 if found else 0
+        return total
+
+    def kill_one(self) -> str:
+        """SIGKILL to one engine: the process with most memory, numa-launcher aside. Says which."""
+        sizes = []
+        aside = self.running[0].popen.pid if self.supervised else 0
+        for pid in self.pids():
+            if pid == aside:
+                continue
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+                sizes.append((pages, pid, name))
+        _, pid, name = max(sizes)
+        os.kill(pid, signal.SIGKILL)
+        return f"{pid} {name}"
+
+    def end(self) -> None:
+        """SIGTERM, then SIGKILL, to all of it."""
+        pids = self.pids()
+        for process in self.running:
+            process.popen.send_signal(signal.SIGTERM)
+        for process in self.running:
+            with contextlib.suppress(Exception):
+                process.popen.wait(self.args.stop_s)
+            process.end()
+        for pid in pids:  # instances are sessions of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.running = []
+
+
+async def _is_healthy(port: int, path: str) -> int:
+    """1 for status 200."""
+    with contextlib.suppress(OSError, TimeoutError):
+        async with asyncio.timeout(2):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            with contextlib.closing(writer):
+                writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+                return int((await reader.readline())[9:12] == b"200")
+    return 0
+
+
+# --- Programs of each. ---
+
+
+def make_programs(server: Server) -> list[Program]:
+    """Those of the server's name."""
+    kind, count = _ours_of(server.name)
+    return [_ours(server, kind == "llama", count)] if count else KINDS[server.name](server)
+
+
+def _ours_of(name: str) -> tuple[str, int]:
+    """Engine and instances per socket of `ours-vllm-N` and `ours-llama-N`; 0 instances for another name."""
+    found = re.fullmatch(r"ours-(vllm|llama)-([1-9]\d*)", name)
+    return (found[1], int(found[2])) if found else ("", 0)
+
+
+def cores() -> list[int]:
+    """The cpus that may be used; scripts/bench-rivals takes them for cores."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def _vllm_words(server: Server, port: int, engines: int) -> list[str]:
+    args = server.args
+    return [
+        *(args.vllm, "serve", str(args.model), "--served-model-name", "m"),
+        *("--host", "127.0.0.1", "--port", str(port), "--dtype", args.dtype),
+        *("--max-model-len", str(args.max_model_len), "--max-num-seqs", str(args.max_num_seqs)),
+        *("--kv-cache-memory-bytes", str(int(args.kv_cache * GIB / engines))),
+    ]
+
+
+def _vllm_env(folder: Path) -> dict[str, str]:
+    """Caches of its own, which its next start finds."""
+    return {
+        "VLLM_CACHE_ROOT": str(folder / "vllm"),
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+    }
+
+
+def _vllm(server: Server) -> list[Program]:
+    words = _vllm_words(server, server.port, 1)
+    return [Program(words, _vllm_env(server.folder), (server.port, "/health"))]
+
+
+def _vllm_dp(server: Server) -> list[Program]:
+    words = [*_vllm_words(server, server.port, 2), "--data-parallel-size", "2"]
+    return [Program(words, _vllm_env(server.folder), (server.port, "/health"))]
+
+
+_NGINX: Final = """
+daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr;
+events {{ worker_connections 4096; }}
+http {{
+  access_log off; client_max_body_size 64m;
+  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
+  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
+  upstream engines {{ least_conn; {servers} keepalive 256; }}
+  server {{
+    listen 127.0.0.1:{port};
+    location / {{
+      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
+      proxy_read_timeout 3600s;
+    }}
+  }}
+}}
+"""
+
+
+def _nginx_vllm(server: Server) -> list[Program]:
+    """Two engines with every second core each, and nginx's least_conn before them."""
+    ports = [free_port(), free_port()]
+    every = cores()
+    made = []
+    for number, port in enumerate(ports):
+        mine = ",".join(map(str, every[number::2]))
+        env = _vllm_env(server.folder) | {"VLLM_CPU_OMP_THREADS_BIND": mine}
+        argv = ["numactl", f"--physcpubind={mine}", "--localalloc", *_vllm_words(server, port, 2)]
+        made.append(Program(argv, env, (port, "/health")))
+    file = server.folder / "nginx.conf"
+    servers = " ".join(f"server 127.0.0.1:{port};" for port in ports)
+    file.write_text(_NGINX.format(folder=server.folder, port=server.port, servers=servers))
+    return [*made, Program(["nginx", "-c", str(file)], {}, (server.port, "/health"))]
+
+
+def _llama(server: Server, *more: str) -> list[Program]:
+    """llama-server with a thread for each core, and as many requests and tokens as the others have."""
+    args, threads = server.args, str(len(cores()))
+    argv = [
+        *(args.llama_server, "--model", str(args.gguf), "--alias", "m", "--host", "127.0.0.1", "--port"),
+        *(str(server.port), "--threads", threads, "--threads-batch", threads, "--parallel", str(args.max_num_seqs)),
+        *("--ctx-size", str(args.max_num_seqs * args.max_model_len), "--metrics", "--no-webui", *more),
+    ]  # fmt: skip
+    return [Program(argv, {}, (server.port, "/health"))]
+
+
+def _llama_numa(server: Server) -> list[Program]:
+    return _llama(server, "--numa", "distribute")
+
+
+def _llama_defaults(server: Server) -> list[Program]:
+    """Nothing but the model: its threads and its four requests at once."""
+    argv = [server.args.llama_server, "--model", str(server.args.gguf), "--port", str(server.port)]
+    return [Program(argv, {}, (server.port, "/health"))]
+
+
+def _pace(server: Server) -> list[Program]:
+    """AMD PACE: its router and two engines with every second core each."""
+    args, every = server.args, cores()
+    halves = ";".join(",".join(map(str, every[number::2])) for number in range(2))
+    argv = [
+        *(args.pace, "--server_model", str(args.model), "--num_engine_instances", "2", "--dtype", args.dtype),
+        *("--numa_physcpubind", halves, "--numa_membind", "0;0", "--router_host", "127.0.0.1"),
+        *("--router_port", str(server.port), "--server_host", "127.0.0.1", "--server_port", str(free_port())),
+        *("--serve_type", "continuous_batch", "--kv_cache_type", "SLAB"),
+        *("--kv_cache_memory_gb", str(args.kv_cache / 2)),
+    ]
+    return [Program(argv, {}, (server.port, "/v1/models"))]
+
+
+KINDS: Final[dict[str, Callable[[Server], list[Program]]]] = {
+    "vllm": _vllm,
+    "vllm-dp": _vllm_dp,
+    "nginx-vllm": _nginx_vllm,
+    "llama": _llama,
+    "llama-numa": _llama_numa,
+    "llama-defaults": _llama_defaults,
+    "pace": _pace,
+}
+
+
+def _ours(server: Server, llama: bool, count: int) -> Program:
+    """numa-launcher, no core reserved, as the others have all of them, too."""
+    args, quoted = server.args, json.dumps
+    if llama:
+        engine = f'kind = "llama.cpp"\ncommand = [{quoted(str(args.llama_server))}]'
+        model, memory = f"path = {quoted(str(args.gguf))}", ""
+    else:
+        engine = f"command = [{quoted(args.vllm)}]\ncache_dir = {quoted(str(server.folder / 'cache'))}"
+        model = f"path = {quoted(str(args.model))}\ndtype = {quoted(args.dtype)}"
+        memory = f'[memory]\nkv_cache = "{int(args.kv_cache * 1024 / count)}MiB"'
+    # A vLLM has as many requests at once as it is given; llama.cpp reserves a context for each.
+    seqs = -(-args.max_num_seqs // count) if llama else args.max_num_seqs
+    file = server.folder / "config.toml"
+    file.write_text(f"""
+[[models]]
+name = "m"
+{model}
+max_model_len = {args.max_model_len}
+max_num_seqs = {seqs}
+[layout]
+strategy = {quoted(args.strategy)}
+instances_per_socket = {count}
+reserve_cores = 0
+{memory}
+[engine]
+{engine}
+[proxy]
+listen = ["127.0.0.1:{server.port}"]
+[control]
+socket = {quoted(str(server.folder / "control.sock"))}
+[supervision]
+spawner = "direct"
+probe_interval_s = 1
+""")
+    options = [word for pair in args.set for word in ("--set", pair)]
+    state = {"STATE_DIRECTORY": str(server.folder / "state")}
+    return Program([sys.executable, "-m", "launcher", "serve", "-c", str(file), *options], state)
+
+
+def missing(name: str, args: argparse.Namespace) -> str | None:
+    """A program that `name` needs and this machine does not have. Raises LauncherError for a name of no server."""
+    kind, count = _ours_of(name)
+    needs = {
+        "vllm-dp": (args.vllm,), "nginx-vllm": (args.vllm, "nginx", "numactl"), "pace": (args.pace, "numactl"),
+        "vllm": (args.vllm,),
+    } | dict.fromkeys(("llama", "llama-numa", "llama-defaults"), (args.llama_server,))  # fmt: skip
+    programs = needs.get(kind if count else name)
+    if programs is None:
+        raise LauncherError(
+            f"cannot measure {name!r}: there is no server of that name",
+            f"choose from {', '.join(KINDS)}, ours-vllm-N, ours-llama-N",
+        )
+    return next((program for program in programs if shutil.which(program) is None), None)

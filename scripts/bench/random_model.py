@@ -1,0 +1,266 @@
+"""A model with random weights, once as vLLM reads it and once as one GGUF file: the shape of a Qwen2, made with numpy.
+
+The vocabulary is the 256 bytes and words that no text gives, so that a byte is a token; only its size matters here.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+CONTEXT: Final = 4096
+HEAD: Final = 64  # values of a head
+BLOCK: Final = 32  # values that share a scale in Q8_0 and Q4_0 (ggml/src/ggml-common.h)
+ALIGNMENT: Final = 32  # of tensors in a GGUF file
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Layers and widths."""
+
+    hidden: int
+    layers: int
+    kv_heads: int
+    feed_forward: int
+    vocabulary: int
+
+    @property
+    def heads(self) -> int:
+        """Of queries."""
+        return self.hidden // HEAD
+
+    def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """(name in safetensors, name in GGUF, rows and columns) of each."""
+        wide, narrow = self.hidden, self.kv_heads * HEAD
+        yield "model.embed_tokens", "token_embd", (self.vocabulary, wide)
+        yield "model.norm", "output_norm", (wide,)
+        for number in range(self.layers):
+            here, there = f"model.layers.{number}", f"blk.{number}"
+            for ours, theirs, shape in (
+                ("input_layernorm", "attn_norm", (wide,)),
+                ("self_attn.q_proj", "attn_q", (wide, wide)),
+                ("self_attn.k_proj", "attn_k", (narrow, wide)),
+                ("self_attn.v_proj", "attn_v", (narrow, wide)),
+                ("self_attn.o_proj", "attn_output", (wide, wide)),
+                ("post_attention_layernorm", "ffn_norm", (wide,)),
+                ("mlp.gate_proj", "ffn_gate", (self.feed_forward, wide)),
+                ("mlp.up_proj", "ffn_up", (self.feed_forward, wide)),
+                ("mlp.down_proj", "ffn_down", (wide, self.feed_forward)),
+            ):
+                yield f"{here}.{ours}.weight", f"{there}.{theirs}.weight", shape
+            for ours, theirs, rows in (
+                ("q", "attn_q", wide),
+                ("k", "attn_k", narrow),
+                ("v", "attn_v", narrow),
+            ):
+                yield f"{here}.self_attn.{ours}_proj.bias", f"{there}.{theirs}.bias", (rows,)
+
+
+SHAPES: Final = {
+    # Qwen2.5-0.5B, 494 million parameters; and 98 million.
+    "0.5b": Shape(896, 24, 2, 4864, 151_936),
+    "0.1b": Shape(768, 12, 2, 2048, 32_000),
+    "tiny": Shape(128, 2, 2, 256, 1024),
+}
+
+
+def values_of(name: str, shape: tuple[int, ...]) -> Array:
+    """The same for the same name, whatever the format: 1 for norms, 0 for biases, else normal with deviation 0.02."""
+    if len(shape) == 1:
+        return np.full(shape, 0.0 if name.endswith("bias") else 1.0, np.float32)
+    seed = np.random.SeedSequence(list(name.encode()))
+    return np.random.default_rng(seed).standard_normal(shape, np.float32) * np.float32(0.02)
+
+
+# --- As vLLM reads it. ---
+
+
+def write_folder(shape: Shape, folder: Path) -> None:
+    """config.json, model.safetensors in bfloat16, and the tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "dtype": "bfloat16",
+        "hidden_size": shape.hidden, "num_hidden_layers": shape.layers, "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads, "intermediate_size": shape.feed_forward,
+        "vocab_size": shape.vocabulary, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": True, "use_sliding_window": False,
+        "bos_token_id": 0, "eos_token_id": 1,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    words = vocabulary(shape)
+    added = [
+        {"id": n, "content": words[n], "special": True, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False}
+        for n in (0, 1)
+    ]  # fmt: skip
+    tokenizer = {
+        "version": "1.0", "added_tokens": added, "normalizer": None, "post_processor": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False},
+        "model": {"type": "BPE", "vocab": {word: n for n, word in enumerate(words)}, "merges": []},
+    }  # fmt: skip
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({
+            "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": words[0], "eos_token": words[1],
+            "model_max_length": CONTEXT,
+        })
+    )  # fmt: skip
+    header: dict[str, Any] = {}
+    at = 0
+    for name, _, size in tensors_of(shape):
+        end = at + 2 * int(np.prod(size))
+        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [at, end]}
+        at = end
+    text = json.dumps(header).encode()
+    with (folder / "model.safetensors").open("wb") as out:
+        out.write(struct.pack("<Q", len(text)) + text)
+        for name, _, size in tensors_of(shape):
+            out.write(bfloat16(values_of(name, size)).tobytes())
+
+
+def tensors_of(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """`Shape.tensors` with the names as files have them."""
+    for ours, theirs, size in shape.tensors():
+        yield (
+            (ours, theirs, size)
+            if ours.endswith((".weight", ".bias"))
+            else (f"{ours}.weight", f"{theirs}.weight", size)
+        )
+
+
+def vocabulary(shape: Shape) -> list[str]:
+    """Two special tokens, the 256 bytes as GPT-2 writes them, and words."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    letters = {byte: chr(byte) for byte in plain}
+    others = (byte for byte in range(256) if byte not in letters)
+    letters |= {byte: chr(256 + n) for n, byte in enumerate(others)}
+    words = ["<|begin|>", "<|end|>", *(letters[byte] for byte in range(256))]
+    return words + [f"w{n}" for n in range(shape.vocabulary - len(words))]
+
+
+def bfloat16(values: Array) -> Array:
+    """Rounded to the nearest, as 16 bits each."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+
+
+# --- As one GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). ---
+
+
+def q8_0(values: Array) -> Array:
+    """Blocks of a half-float scale and 32 signed bytes (ggml-quants.c, quantize_row_q8_0_ref)."""
+    blocks = values.reshape(-1, BLOCK)
+    scale = np.abs(blocks).max(1, keepdims=True) / 127
+    whole = np.rint(np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0)).astype(np.int8)
+    return np.concatenate([scale.astype("<f2").view(np.uint8), whole.view(np.uint8)], axis=1)
+
+
+def q4_0(values: Array) -> Array:
+    """Blocks of a half-float scale and 32 values of four bits, the first 16 in the low halves (quantize_row_q4_0_ref)."""
+    blocks = values.reshape(-1, BLOCK)
+    furthest = np.take_along_axis(blocks, np.abs(blocks).argmax(1, keepdims=True), 1)
+    scale = furthest / -8
+    shares = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale != 0)
+    four = np.minimum(shares + 8.5, 15).astype(np.uint8)
+    low, high = four[:, : BLOCK // 2], four[:, BLOCK // 2 :]
+    return np.concatenate([scale.astype("<f2").view(np.uint8), low | high << 4], axis=1)
+
+
+# The number of a type in the file (enum ggml_type), and the bytes of a tensor of it.
+TYPES: Final[dict[str, tuple[int, Callable[[Array], Array]]]] = {
+    "Q4_0": (2, q4_0), "Q8_0": (8, q8_0), "BF16": (30, bfloat16),
+}  # fmt: skip
+_F32, _U32_KEY, _I32_KEY, _F32_KEY, _BOOL_KEY, _STRING_KEY, _ARRAY_KEY = 0, 4, 5, 6, 7, 8, 9
+
+
+def write_gguf(shape: Shape, kind: str, file: Path) -> None:
+    """Matrices of type `kind`; norms and biases are float32."""
+    number, quantise = TYPES[kind]
+    parts = list(tensors_of(shape))
+
+    def stored(name: str, size: tuple[int, ...]) -> bytes:
+        values = values_of(name, size)
+        return (values if len(size) == 1 else quantise(values)).tobytes()
+
+    sizes = {name: _stored_bytes(kind, size) for name, _, size in parts}
+    keys = _keys(shape)
+    with file.open("wb") as out:
+        out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(parts), len(keys)))
+        for key, value in keys.items():
+            _put_string(out, key)
+            _put(out, value)
+        offset = 0
+        for name, theirs, size in parts:
+            _put_string(out, theirs)
+            type_ = _F32 if len(size) == 1 else number
+            out.write(struct.pack(f"<I{len(size)}QIQ", len(size), *reversed(size), type_, offset))
+            offset += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
+        for name, _, size in parts:
+            out.write(bytes(-out.tell() % ALIGNMENT))
+            out.write(stored(name, size))
+        out.write(bytes(-out.tell() % ALIGNMENT))
+
+
+def _stored_bytes(kind: str, size: tuple[int, ...]) -> int:
+    if len(size) == 1:
+        return 4 * size[0]
+    values = size[0] * size[1]
+    return values * 2 if kind == "BF16" else values // BLOCK * {"Q8_0": 34, "Q4_0": 18}[kind]
+
+
+def _keys(shape: Shape) -> dict[str, Any]:
+    words = vocabulary(shape)
+    return {
+        "general.architecture": "qwen2",
+        "general.name": "random",
+        "qwen2.block_count": shape.layers,
+        "qwen2.context_length": CONTEXT,
+        "qwen2.embedding_length": shape.hidden,
+        "qwen2.feed_forward_length": shape.feed_forward,
+        "qwen2.attention.head_count": shape.heads,
+        "qwen2.attention.head_count_kv": shape.kv_heads,
+        "qwen2.attention.layer_norm_rms_epsilon": 1e-6,
+        "qwen2.rope.freq_base": 10000.0,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": words,
+        "tokenizer.ggml.token_type": [3, 3, *[1] * (len(words) - 2)],  # LLAMA_TOKEN_TYPE_CONTROL, _NORMAL
+        "tokenizer.ggml.merges": [
+            f"{words[2]} {words[3]}"
+        ],  # llama.cpp wants one; it gives no token of the list
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+        "tokenizer.ggml.add_bos_token": False,
+    }
+
+
+def _put(out: BinaryIO, value: Any) -> None:
+    match value:
+        case bool():
+            out.write(struct.pack("<I?", _BOOL_KEY, value))
+        case int():
+            out.write(struct.pack("<II", _U32_KEY, value))
+        case float():
+            out.write(struct.pack("<If", _F32_KEY, value))
+        case str():
+            out.write(struct.pack("<I", _STRING_KEY))
+            _put_string(out, value)
+        case [str(), *_]:
+            out.write(struct.pack("<IIQ", _ARRAY_KEY, _STRING_KEY, len(value)))
+            for word in value:
+                _put_string(out, word)
+        case _:
+            out.write(struct.pack(f"<IIQ{len(value)}i", _ARRAY_KEY, _I32_KEY, len(value), *value))
+
+
+def _put_string(out: BinaryIO, text: str) -> None:
+    data = text.encode()
+    out.write(struct.pack("<Q", len(data)) + data)
