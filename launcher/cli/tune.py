@@ -35,13 +35,13 @@ if TYPE_CHECKING:
 # Options of a run: in its journal, and taken from there by --resume.
 SAVED: Final = (
     "config", "overrides", "model", "strategy", "instances_per_socket", "reserve_cores", "kv_cache", "root", "snapshot",
-    "machine", "workload", "slo", "budget", "stack", "strategies", "instances", "measure", "stop_service", "seed",
+    "machine", "workload", "slo", "budget", "stack", "gguf", "strategies", "instances", "measure", "stop_service", "seed",
     "repeats", "no_refine",
 )  # fmt: skip
-_PATHS: Final = ("config", "root", "snapshot")
+_PATHS: Final = ("config", "root", "snapshot", "gguf")
 _DEFAULTS: Final = {"workload": workloads.DEFAULT, "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
 _STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
-_STACKS: Final = ("vllm", "zentorch")
+_STACKS: Final = ("vllm", "zentorch", "llama.cpp")
 INTERRUPTED: Final = 130
 _AGAIN_S: Final = 0.05  # after a finalizer or a fork hook took the exception of a signal
 
@@ -69,6 +69,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     ):
         wanted = f"a list of names such as {','.join(choices[:2])} (there are {', '.join(choices)})"
         add(f"--{name}", metavar="NAMES", type=options.Value(wanted, _names(choices)), help=what)
+    add(
+        "--gguf", type=Path, metavar="FILE",
+        help="the model as llama.cpp reads it, for --stack llama.cpp",
+    )  # fmt: skip
     add(
         "--instances", metavar="NUMBERS",
         type=options.Value("a list of numbers such as 1,2,4", _numbers),

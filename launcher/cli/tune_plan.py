@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,7 +22,7 @@ from launcher.cli.options import machine_of
 from launcher.config.schema import Config, Strategy
 from launcher.daemon.deployment import Deployment, Host, deploy, read_host
 from launcher.daemon.measured import fingerprint_of, hardware_of
-from launcher.engines.make import engine_type
+from launcher.engines.make import as_llama_cpp, engine_type
 from launcher.measure.bench import workloads
 from launcher.measure.tune.command_measure import CommandVisits, parse_command
 from launcher.measure.tune.engine_visits import EngineVisits, Setting
@@ -81,6 +81,8 @@ class Prepared:
     """None for another machine."""
     stack: Stack | None
     """What the configuration runs today, where stacks are compared."""
+    config_of: Callable[[Layout], Config]
+    """The configuration of a layout's stack."""
     folder: Path
     """Of all runs."""
     user: InstancesUser | None
@@ -144,9 +146,8 @@ class Prepared:
             return CommandVisits(self.command, limit_s=self.settings.budget_s or _DAY_S)
         return EngineVisits(
             Setting(
-                config=self.config, workload=self.workload, driver=driver_for(self.default), slo=self.settings.slo,
-                folder=folder, cache=self.folder / "cache", cores_of=self.cores_of,
-                user=self.user,
+                config=self.config, config_of=self.config_of, workload=self.workload, driver=driver_for(self.default),
+                slo=self.settings.slo, folder=folder, cache=self.folder / "cache", cores_of=self.cores_of, user=self.user,
             )
         )  # fmt: skip
 
@@ -188,23 +189,33 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
             "give a configuration with one [[models]] entry, or --model DIR",
         )
     host = read_host(config, machine=other, cpus_only=cpus_only)
-    stacks = _stacks(args.stack, host)
+    stacks = _stacks(args, config, host)
     default = deploy(config, host)
+    # Of llama.cpp, where it is compared: another engine on the same machine.
+    other_config, other_host = config, host
+    if "llama.cpp" in stacks:
+        other_config = as_llama_cpp(config, str(args.gguf.absolute()))
+        other_host = read_host(other_config, machine=other, cpus_only=cpus_only)
+
+    def config_of(layout: Layout) -> Config:
+        return other_config if layout.stack == "llama.cpp" else config
+
+    def plan_of(layout: Layout) -> dict[str, Any]:
+        its = config_of(layout)
+        laid_out = with_layout(its, layout, engine_type(its.engine.kind).overriding)
+        return deploy(laid_out, host if its is config else other_host).to_json()
+
     settings = Settings(
         seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
     )
     start_s, measure_s = (_start_s(host), _MEASURE_S) if command is None else (0.0, _COMMAND_S)
     settings = msgspec.structs.replace(settings, start_s=start_s, measure_s=measure_s)
-    overriding = engine_type(config.engine.kind).overriding
-    found = find_candidates(
-        host.topology, config, lambda layout: deploy(with_layout(config, layout, overriding), host).to_json(),
-        stacks,
-        _wanted(args.strategies, args.instances),
-    )  # fmt: skip
+    found = find_candidates(host.topology, config, plan_of, stacks, _wanted(args.strategies, args.instances))
     prepared = Prepared(
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None),
-        fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None), folder=folder,
+        fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None),
+        config_of=config_of, folder=folder,
         user=instances_user(config, os.geteuid()) if command is None else None,
     )  # fmt: skip
     _refuse_no_comparison(prepared)
@@ -243,15 +254,29 @@ def _start_s(host: Host) -> float:
     )
 
 
-def _stacks(names: Sequence[Stack], host: Host) -> list[Stack]:
-    """The one that the configuration runs first. Raises LauncherError."""
+def _stacks(args: argparse.Namespace, config: Config, host: Host) -> list[Stack]:
+    """Those of --stack, the one that the configuration runs first. Raises LauncherError."""
+    names: Sequence[Stack] = args.stack
+    if ("llama.cpp" in names) != (args.gguf is not None):
+        raise LauncherError(
+            "cannot use one of --stack llama.cpp and --gguf: llama.cpp reads the model from a GGUF file",
+            "give both: --stack vllm,llama.cpp --gguf FILE, with the same model in both formats",
+        )
+    if names and not engine_type(config.engine.kind).stacks:
+        raise LauncherError(
+            f'cannot use --stack with engine.kind = "{config.engine.kind.value}": it begins at a configuration of vLLM',
+            "give such a configuration with -c FILE, or remove --stack",
+        )
     installed = host.stack.zentorch is not None
     if "zentorch" in names and host.here and not installed:
         raise LauncherError(
             "cannot use --stack zentorch: ZenTorch is not installed beside the engine",
             "see docs/engines.md, or remove zentorch from --stack",
         )
-    return sorted(names, key=lambda name: (name == "zentorch") != installed)
+    own: Stack = "zentorch" if installed else "vllm"
+    if list(names) == ["llama.cpp"]:
+        return [own, "llama.cpp"]
+    return sorted(names, key=lambda name: (name == "llama.cpp", name != own))
 
 
 def _wanted(strategies: Sequence[str] | None, instances: Sequence[int] | None) -> Any:
@@ -271,6 +296,7 @@ def _identity(
     parts = {
         "configuration": msgspec.to_builtins(config),
         **{name: getattr(args, name) for name in _SEARCH},
+        "gguf": None if args.gguf is None else str(args.gguf.absolute()),
         "candidates": [candidate.label for candidate in found.entered],
     }
     if not here:

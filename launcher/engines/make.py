@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.config.schema import Config, EngineKind, Runtime
 from launcher.config.schema import Engine as EngineConfig
@@ -134,6 +136,8 @@ class EngineType:
     """Versions and environment variables that its rules judge (`plan.Facts.engine`)."""
     overriding: Callable[[Sequence[str], Iterable[str]], tuple[int, ...]] = lambda _args, _keys: ()
     """Indices of the words of engine.args that override these keys of [[models]]."""
+    stacks: tuple[str, ...] = ()
+    """Names of `tune --stack`: what a configuration of this kind is compared with, itself included."""
 
 
 def _make_vllm(config: Config, parts: Parts) -> VllmEngine:
@@ -190,7 +194,7 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
         title=lambda _engine: "vllm", planning=vllm.PLANNING, probe=installed.probe, make=_make_vllm, checks=_vllm_checks,
         preloads=True, compiles=True, is_local=Path.is_dir, shared=_vllm_shared, profiles=needs.read_profiles,
         has_answers=needs.has_answers, answered=needs.answered, doubts=rules_model.doubts_of, facts=vllm.facts_of,
-        overriding=arguments.overriding,
+        overriding=arguments.overriding, stacks=("vllm", "zentorch", "llama.cpp"),
     ),
     EngineKind.LLAMA_CPP: EngineType(
         title=lambda _engine: "llama.cpp", planning=llama_planning.PLANNING, probe=llama_cpp.probe, make=_make_llama_cpp,
@@ -206,6 +210,18 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
 def engine_type(kind: str) -> EngineType:
     """The engines of a kind, by its name in the configuration. Raises ValueError for a name that is none."""
     return TYPES[EngineKind(kind)]
+
+
+def as_llama_cpp(config: Config, gguf: str) -> Config:
+    """The configuration with llama.cpp as its engine, found in PATH, and the file `gguf` as its only model.
+
+    Arguments and variables of the engine before are left out, and the keys of [[models]] that llama.cpp cannot follow."""
+    [model] = config.models
+    return replace(
+        config,
+        engine=replace(config.engine, kind=EngineKind.LLAMA_CPP, command=(), args=(), env={}),
+        models=(replace(model, path=gguf, dtype="auto", quantization=None, tensor_parallel_size=1),),
+    )
 
 
 def probe_stack(engine: EngineConfig) -> Stack:

@@ -20,12 +20,24 @@ from launcher.base.errors import LauncherError, reason
 from launcher.config.schema import Engine
 from launcher.engines.make import engine_type
 from launcher.measure.tune.layout import limits_of
-from launcher.measure.tune.model import Layout
+from launcher.measure.tune.model import Layout, Stack
 
 # Keys of [layout], with the defaults that need no line; strategy is always written.
 _LAYOUT: Final[Mapping[str, Any]] = {
     "strategy": None, "instances_per_socket": "auto", "reserve_cores": "auto", "span_nodes": False,
 }  # fmt: skip
+_INSTALLATION: Final = (
+    "it is an installation of vLLM, not a setting",
+    "set [engine] command to that installation's vllm, then run tune --apply again",
+)
+_STACKS: Final[Mapping[Stack, tuple[str, str]]] = {
+    "vllm": _INSTALLATION,
+    "zentorch": _INSTALLATION,
+    "llama.cpp": (
+        "it is another engine, whose arguments are others",
+        'set engine.kind = "llama.cpp" and the model\'s path to the GGUF file, and write the fragment that `tune` prints',
+    ),
+}
 _BY_HAND: Final = "write the fragment that `tune` prints into the file by hand"
 
 
@@ -55,10 +67,8 @@ def apply_layout(file: Path, layout: Layout, *, now: datetime) -> Applied:
     A link stays a link: its target is replaced. Raises LauncherError when the file cannot be read or written, is not TOML,
     or another program changed it meanwhile; it is unchanged then."""
     if layout.stack is not None:
-        raise LauncherError(
-            f"cannot write stack '{layout.stack}' into '{file}': it is an installation of vLLM, not a setting",
-            "set [engine] command to that installation's vllm, then run tune --apply again",
-        )
+        what, remedy = _STACKS[layout.stack]
+        raise LauncherError(f"cannot write stack '{layout.stack}' into '{file}': {what}", remedy)
     target = file.resolve()
     before, old = _read(file, target)
     try:

@@ -16,7 +16,14 @@ from launcher.measure.bench import run as bench
 from launcher.measure.bench.load_generator import Target, VllmDriver
 from launcher.measure.bench.result import Point
 from launcher.measure.bench.workloads import Workload
-from launcher.measure.tune.model import Candidate, Measurement, MeasurementFailedError, NotStartedError, Visit
+from launcher.measure.tune.model import (
+    Candidate,
+    Layout,
+    Measurement,
+    MeasurementFailedError,
+    NotStartedError,
+    Visit,
+)
 from launcher.measure.tune.private_daemon import InstancesUser, PrivateDaemon, cause_of, running
 
 
@@ -25,6 +32,9 @@ class Setting:
     """What all visits of a run share."""
 
     config: Config
+    """As configured: its model has the tokenizer."""
+    config_of: Callable[[Layout], Config]
+    """The configuration of a layout's stack."""
     workload: Workload
     driver: VllmDriver
     slo: Mapping[str, float]
@@ -49,7 +59,7 @@ class EngineVisits:
         # off.
         hidden = ("zentorch",) if candidate.layout.stack == "vllm" else ()
         with running(
-            its.config,
+            its.config_of(candidate.layout),
             candidate.layout,
             run=its.folder,
             cache=its.cache,
@@ -128,7 +138,7 @@ def measurement_of(point: Point) -> Measurement:
 def _check_stack(candidate: Candidate, status: Mapping[str, Any]) -> None:
     """Raises NotStartedError when the instances compute with another stack than the candidate's."""
     wanted = candidate.layout.stack
-    if wanted is None:
+    if wanted not in ("zentorch", "vllm"):
         return
     active = [slot["zentorch"]["active"] for slot in status["slots"]]
     if wanted == "zentorch" and not all(active):

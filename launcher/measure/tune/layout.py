@@ -245,7 +245,7 @@ Overriding = Callable[[Sequence[str], Iterable[str]], tuple[int, ...]]
 
 
 def with_layout(config: Config, layout: Layout, overriding: Overriding) -> Config:
-    """`layout.stack` is not part of it: it is a matter of the engine's environment."""
+    """`config`: that of `layout.stack`."""
     limits, args = limits_of(layout), config.engine.args
     dropped = overriding(args, limits)
     args = tuple(word for index, word in enumerate(args) if index not in dropped)

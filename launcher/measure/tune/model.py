@@ -9,7 +9,7 @@ import msgspec
 
 from launcher.config.schema import Strategy
 
-Stack = Literal["vllm", "zentorch"]
+Stack = Literal["vllm", "zentorch", "llama.cpp"]
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):

@@ -227,6 +227,12 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
         apply_layout(tmp_path, LAYOUT, now=NOW)
 
 
+def test_another_engine_is_written_by_hand(file: Path) -> None:
+    with pytest.raises(LauncherError, match=r"cannot write stack 'llama\.cpp'") as caught:
+        apply_layout(file, replace(LAYOUT, stack="llama.cpp"), now=NOW)
+    assert 'engine.kind = "llama.cpp"' in caught.value.remedy
+
+
 def test_another_stack_is_no_setting(file: Path) -> None:
     with pytest.raises(LauncherError, match="cannot write stack 'zentorch'"):
         apply_layout(file, replace(LAYOUT, stack="zentorch"), now=NOW)

@@ -73,9 +73,13 @@ def setting(folder: Path, driver: SmallDriver, *engine: str) -> Setting:
     (folder / "given.toml").write_text(fake_config(*engine))
     run = folder / "run"
     run.mkdir(exist_ok=True)
+    config = load_config(folder / "given.toml", environ={})
+    (folder / "other.toml").write_text(fake_config(*engine, "--token-s", "0.001"))
+    other = load_config(folder / "other.toml", environ={})
     return Setting(
-        config=load_config(folder / "given.toml", environ={}), workload=workloads.named("rackspace-128"), driver=driver,
-        slo={"ttft_p99": 1.0}, folder=run, cache=folder / "cache", cores_of=lambda plan: len(plan["slots"]),
+        config=config, config_of=lambda layout: other if layout.stack == "llama.cpp" else config,
+        workload=workloads.named("rackspace-128"), driver=driver, slo={"ttft_p99": 1.0}, folder=run,
+        cache=folder / "cache", cores_of=lambda plan: len(plan["slots"]),
     )  # fmt: skip
 
 
@@ -128,6 +132,13 @@ def test_a_load_generator_that_fails_is_the_cause(tmp_path: Path) -> None:
     with EngineVisits(setting(tmp_path, driver)).start(candidate(), visit()) as session:  # noqa: SIM117
         with pytest.raises(MeasurementFailedError, match="no tokenizer"):
             session.measure(0, 1)
+
+
+def test_an_engine_of_another_stack_is_started_with_its_own_configuration(tmp_path: Path) -> None:
+    with EngineVisits(setting(tmp_path, SmallDriver())).start(candidate("llama.cpp"), visit()) as session:
+        engines = [each.cmdline() for each in psutil.Process().children(recursive=True)]
+        assert session.measure(0, 1).output_tokens_per_s > 0
+    assert sum("--token-s" in words for words in engines) >= 2
 
 
 def test_a_stack_that_is_not_active_is_no_result_of_it(tmp_path: Path) -> None:
