@@ -321,9 +321,10 @@ def test_accepted_forms_read_the_same_in_the_instances_parser(body: bytes) -> No
 _text_fields = st.sampled_from(
     ["a", "language", "model_x", "my model", "models", "m", "timestamp_granularities[]", "名"]
 )
-_file_parts = st.tuples(
-    st.sampled_from(PART_HEADERS), st.sampled_from(FILE_NAMES), st.binary(max_size=20)
-).map(lambda drawn: (drawn[0] + file_part(drawn[1])[0], b"\r\n--" + drawn[2]))
+_no_boundary = st.binary(max_size=20).filter(lambda drawn: not drawn.startswith(b"B"))  # after "--"
+_file_parts = st.tuples(st.sampled_from(PART_HEADERS), st.sampled_from(FILE_NAMES), _no_boundary).map(
+    lambda drawn: (drawn[0] + file_part(drawn[1])[0], b"\r\n--" + drawn[2])
+)
 _field_parts = st.tuples(st.sampled_from(PART_HEADERS), _text_fields, st.binary(max_size=20)).map(
     lambda drawn: (f'{drawn[0]}Content-Disposition: form-data; name="{drawn[1]}"', drawn[2])
 )
