@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from launcher.base.api_errors import HttpError
 from launcher.proxy.openai.body import read_body
@@ -153,7 +154,7 @@ _escapes = st.lists(
 ).map("".join)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(_escapes, st.lists(st.integers(1, 9), min_size=1, max_size=5))
 def test_both_readers_find_the_same_half_of_a_surrogate_pair(text: str, sizes: list[int]) -> None:
     body = f'{{"model":"a","messages":["{text}"]}}'.encode()
