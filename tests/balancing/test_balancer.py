@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.balancing import balancer, run, slot, ticket, up
+from support.examples import examples
 
 from launcher.balancing.balancer import RETRY_MAX_S, TICK_S, WINDOW, Balancer
 from launcher.balancing.cost_model import UNKNOWN_AT_ONCE
@@ -527,7 +528,7 @@ class Play:
         assert self.made.queue.count == self.made.queue.bytes == 0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(list(Policy)),
     st.lists(st.tuples(st.sampled_from(ACTS), st.integers(0, 11)), max_size=120),

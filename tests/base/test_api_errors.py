@@ -7,10 +7,10 @@ import pytest
 from launcher.base.api_errors import blames_request, blames_server, may_pass
 
 
-@pytest.mark.parametrize("status", range(400, 600))
-def test_each_error_is_the_requests_fault_or_the_servers(status: int) -> None:
-    assert blames_request(status) != blames_server(status)
-    assert blames_request(status) == (status < 500 or status in {501, 505})
+def test_each_error_is_the_requests_fault_or_the_servers() -> None:
+    for status in range(400, 600):
+        assert blames_request(status) != blames_server(status), status
+        assert blames_request(status) == (status < 500 or status in {501, 505}), status
 
 
 @pytest.mark.parametrize("status", [100, 200, 204, 301, 304])

@@ -356,7 +356,7 @@ def test_no_line_takes_long(unit: str) -> None:
         return time.process_time() - began
 
     short = max(min(seconds(8_192) for _ in range(3)), 0.001)
-    assert min(seconds(65_536) for _ in range(2)) < 30 * short
+    assert any(seconds(65_536) < 30 * short for _ in range(2))
 
 
 @given(st.lists(st.sampled_from(("plain", f"a {SECRET}", "HF_TOKEN=hunter22", "x" * 300)), max_size=20))

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from support.examples import examples
 
 from launcher.config.schema import Supervision
 from launcher.engines.causes import Cause, Retry
@@ -541,7 +542,7 @@ class SlotModel(RuleBasedStateMachine):
         assert self.slot.crash is None or self.slot.state is State.STOPPING
 
 
-SlotModel.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+SlotModel.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 TestSlotModel = SlotModel.TestCase
 
 

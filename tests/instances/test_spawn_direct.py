@@ -207,7 +207,7 @@ async def test_short_instances_leak_no_descriptor() -> None:
 
     await life()
     before = open_fds()
-    for _ in range(10):
+    for _ in range(2):
         async with asyncio.TaskGroup() as group:
             for _ in range(10):
                 group.create_task(life())

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import synthetic
+from support.examples import examples
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
@@ -123,7 +124,7 @@ def test_l3_that_holds_nodes() -> None:
 COUNTS = st.integers(1, 4)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     COUNTS, COUNTS, COUNTS, COUNTS, st.integers(1, 3), st.sampled_from(["server", "adjacent"]), st.booleans()
 )

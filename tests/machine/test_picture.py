@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.synthetic import Machine
 
 from launcher.base.cpuset import CpuSet
@@ -163,7 +164,7 @@ MACHINES = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(MACHINES, st.integers(1, 5), st.integers(40, 120))
 def test_every_cpu_is_drawn_once_and_lines_fit(machine: Machine, count: int, width: int) -> None:
     topology = machine.topology()

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.plans import make_plan
 from support.synthetic import Machine
 
@@ -59,7 +60,7 @@ def disjoint(sets: Sequence[CpuSet]) -> bool:
     return sum(map(len, sets)) == len(set().union(*sets))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(machines(), layouts(), st.integers(1, 3))
 def test_every_plan(machine: Machine, layout: Layout, ranks: int) -> None:
     topology = machine.topology()
@@ -81,7 +82,7 @@ def test_every_plan(machine: Machine, layout: Layout, ranks: int) -> None:
     assert all(a <= b for a, b in pairwise(order))  # type: ignore[operator]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(machines(), layouts())
 def test_a_plan_without_violations_uses_every_core(machine: Machine, layout: Layout) -> None:
     topology = machine.topology()
@@ -97,7 +98,7 @@ def test_a_plan_without_violations_uses_every_core(machine: Machine, layout: Lay
     assert used == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(machines(), layouts())
 def test_cores_are_shared_evenly_in_each_node(machine: Machine, layout: Layout) -> None:
     if layout.strategy is Strategy.L3_ALIGNED or layout.span_nodes:
@@ -110,7 +111,7 @@ def test_cores_are_shared_evenly_in_each_node(machine: Machine, layout: Layout) 
     assert all(max(its) - min(its) <= 1 for its in sizes.values())
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(machines(), st.integers(1, 6))
 def test_l3_domains_are_never_split(machine: Machine, count: int) -> None:
     topology = machine.topology()
@@ -126,7 +127,7 @@ def test_l3_domains_are_never_split(machine: Machine, count: int) -> None:
             assert not inside or inside == firsts
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(machines(), layouts())
 def test_numbering_of_siblings_changes_no_core_set(machine: Machine, layout: Layout) -> None:
     """Cpu ids differ between firmwares; which cores go together must not."""

@@ -9,6 +9,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.plans import compare, make_plan
 from support.synthetic import Machine
 
@@ -121,7 +122,7 @@ def check(plan: Plan, topology: Topology) -> None:
     to_svg(picture, "x")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(topologies(), LAYOUTS, MODELS, st.sampled_from(["auto", "1GiB"]), st.booleans())
 def test_plan_or_reason(
     topology: Topology, layout: Layout, models: tuple[Model, ...], kv: str, cpus_only: bool
@@ -130,7 +131,7 @@ def test_plan_or_reason(
     check(make_plan(topology, config, {"a": PROFILE}, cpus_only=cpus_only), topology)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(topologies(), LAYOUTS, MODELS)
 def test_compare_or_reason(topology: Topology, layout: Layout, models: tuple[Model, ...]) -> None:
     columns = compare(topology, Config(models=models, layout=layout), {"a": PROFILE}, cpus_only=False)

@@ -42,17 +42,15 @@ SPELLINGS = [
 ]
 
 
-@pytest.mark.parametrize("path", ADMINISTRATION)
 @pytest.mark.parametrize("method", ["GET", "POST", "DELETE", "PUT"])
-def test_administration_is_not_there(method: str, path: str) -> None:
-    assert match(method, path) is None
+def test_administration_is_not_there(method: str) -> None:
+    assert [path for path in ADMINISTRATION if match(method, path) is not None] == []
 
 
-@pytest.mark.parametrize("path", ADMINISTRATION)
 @pytest.mark.parametrize("spelling", SPELLINGS)
-def test_no_spelling_reaches_administration(path: str, spelling: str) -> None:
-    found = match("POST", split_target(spelling.format(path))[0])
-    assert not isinstance(found, Match)
+def test_no_spelling_reaches_administration(spelling: str) -> None:
+    found = {path: match("POST", split_target(spelling.format(path))[0]) for path in ADMINISTRATION}
+    assert [path for path, its in found.items() if isinstance(its, Match)] == []
 
 
 @given(st.sampled_from(ADMINISTRATION), st.data())

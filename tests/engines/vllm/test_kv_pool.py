@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from launcher.base.text import MIB
 from launcher.engines.vllm.kv_pool import Pool, pool_of
@@ -163,7 +164,7 @@ def any_pool(draw: st.DrawFn) -> tuple[tuple[KvLayers, ...], int, Pool]:
     return layers, ranks, its
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(any_pool(), st.integers(1, 200_000), st.integers(1, 300))
 def test_any_pool(made: tuple[tuple[KvLayers, ...], int, Pool], length: int, requests: int) -> None:
     layers, ranks, its = made

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 from support.plans import make_plan
 from support.synthetic import EPYC, Machine
 
@@ -114,7 +115,7 @@ VALUES = (
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     st.lists(st.tuples(st.sampled_from(FLAGS), st.sampled_from(VALUES), st.booleans()), max_size=3),
     st.sampled_from(VALUES),
@@ -304,7 +305,7 @@ def rows_hold(rows: tuple[LedgerRow, ...]) -> None:
         assert sum(line.size_bytes for line in row.lines) == sum(parts)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(profiles(), st.integers(1, 512), st.integers(1, 4), st.integers(1, 2), st.booleans())
 def test_any_ledger(profile: ModelProfile, gib: int, count: int, sockets: int, whole: bool) -> None:
     machine = Machine(sockets=sockets, cores=8, node_bytes=gib * GIB)
@@ -323,7 +324,7 @@ def test_any_ledger(profile: ModelProfile, gib: int, count: int, sockets: int, w
     assert sorted(slot for wave in plan.start_order for slot in wave) == [slot.id for slot in plan.slots]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(profiles(), st.integers(1, 512), st.integers(1, 300))
 def test_more_requests_never_get_less(profile: ModelProfile, gib: int, seqs: int) -> None:
     machine, memory = Machine(cores=8, node_bytes=gib * GIB), Memory(instance_overhead="2GiB")

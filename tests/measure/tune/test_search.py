@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from measure.tune.planted import PlantedMachine, run_search, searched
+from support.examples import examples
 
 from launcher.config.schema import Strategy
 from launcher.measure.tune.model import (
@@ -110,7 +111,7 @@ any_settings = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     pool=st.lists(any_measurements(), min_size=1, max_size=6),
     count=st.integers(1, 9),

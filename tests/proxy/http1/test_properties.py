@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from proxy.http1.checks import check_chunks, check_head_end, check_request, check_response, decode
+from support.examples import examples
 
-_EXAMPLES = settings(max_examples=400, deadline=None)
+_EXAMPLES = settings(max_examples=examples(400), deadline=None)
 _CUTS = st.lists(st.integers(0, 400), max_size=6)
 
 _METHODS = st.sampled_from([*[b"GET", b"POST"] * 8, b"OPTIONS", b"get", b"M" * 33, b"G T", b"CONNECT"])

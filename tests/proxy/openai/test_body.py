@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
+from support.examples import examples
 
 from launcher.base.api_errors import HttpError
 from launcher.proxy.error_forms import body_of
@@ -142,7 +143,7 @@ def at_least_one(value: int | None, most: int) -> int | None:
     return None if value is None or value < 1 else min(value, most)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(_odd_values, st.booleans())
 def test_fields_are_read_as_the_engine_reads_them(value: object, ascii_only: bool) -> None:
     fields = dict.fromkeys(("stream", "n", "max_tokens", "priority"), value)
@@ -155,7 +156,7 @@ def test_fields_are_read_as_the_engine_reads_them(value: object, ascii_only: boo
         assert said.priority == max(-MAX_PRIORITY, min(MAX_PRIORITY, number or 0))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(_odd_values)
 def test_usage_is_asked_for_where_the_engine_would_not_send_it(value: object) -> None:
     asked = usage_ask(json.dumps({"include_usage": value}).encode())

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import examples
 
 from launcher.proxy.http1.chunks import ChunkedDecoder
 from launcher.proxy.sse.ends import MARKS, SIGNS, Event, StreamEnd, brings_output, gave_up, read_event
@@ -272,7 +273,7 @@ def found_whole(end: StreamEnd, reads: list[bytes], choices: int, *, fast: bool)
     return tracker.done
 
 
-@settings(derandomize=True, max_examples=500)
+@settings(derandomize=True, max_examples=examples(500))
 @given(drawn_streams())
 def test_what_is_whole_is_what_an_oracle_says(
     drawn: tuple[StreamEnd, list[Told], int, bool, list[int] | None],
