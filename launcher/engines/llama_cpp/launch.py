@@ -109,7 +109,8 @@ class LlamaCppEngine:
         threads, requests = str(len(slot.placement.cpus)), its.max_num_seqs
         options: list[tuple[str, ...]] = [
             ("--model", self.files.get(model.path, model.path)),
-            # Of several, replies name the first of the alphabet. A request may name any model: the proxy knows the aliases.
+            # Replies name the model by this. It is the only name: of several, llama-server takes the alphabetically first;
+            # it answers to any name, and the proxy knows the aliases.
             ("--alias", model.name),
             ("--host", address.path),
             # One per cpu of the slot; the defaults are the machine's cores, whatever the affinity mask.
