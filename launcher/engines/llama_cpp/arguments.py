@@ -25,6 +25,9 @@ _SAME: Final = {
     "-ub": "--ubatch-size", "-m": "--model", "-a": "--alias", "-lm": "--load-mode", "-cram": "--cache-ram",
     "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-kvu": "--kv-unified", "-no-kvu": "--no-kv-unified",
     "--embeddings": "--embedding", "--reranking": "--rerank", "--no-webui": "--no-ui", "--webui": "--ui",
+    "-ctxcp": "--ctx-checkpoints", "--swa-checkpoints": "--ctx-checkpoints", "-fa": "--flash-attn",
+    "-mm": "--mmproj", "-md": "--spec-draft-model", "--model-draft": "--spec-draft-model", "-mmu": "--mmproj-url",
+    "-hfd": "--spec-draft-hf", "-hfrd": "--spec-draft-hf", "--hf-repo-draft": "--spec-draft-hf",
 }  # fmt: skip
 # Options that replace others, to the others' names.
 _OPPOSITES: Final = {"--ui": "--no-ui"}
@@ -152,6 +155,44 @@ def pools(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     return bool(given & {"--embedding", "--rerank"}) or any(
         text in {"1", "on", "enabled", "true"} for text in by_env
     )
+
+
+# Options whose value names a file that an instance loads beside the model; each with the variable, if there is one.
+_FILES: Final = {
+    "--mmproj": "LLAMA_ARG_MMPROJ", "--spec-draft-model": "LLAMA_ARG_SPEC_DRAFT_MODEL", "--lora": None,
+    "--lora-scaled": None, "--control-vector": None, "--control-vector-scaled": None,
+}  # fmt: skip
+DRAFT: Final = "--spec-draft-model"
+# Options whose files are not on this host yet, or named by another program.
+_DOWNLOADED: Final = {
+    "--mmproj-url": "LLAMA_ARG_MMPROJ_URL", "--spec-draft-hf": "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+}  # fmt: skip
+_SCALE: Final = re.compile(r"(?P<file>.+):-?\d+(?:\.\d+)?", re.ASCII)
+
+
+def added_files(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:
+    """Options of engine.args, or variables of engine.env, for files beside the model, each with the path of a file; None
+    for a file that llama-server fetches itself, and for an option without a value."""
+    found: list[tuple[str, str | None]] = []
+    for index, word in enumerate(arguments):
+        option = option_of(word) or ""
+        if option in _DOWNLOADED:
+            found.append((option, None))
+        elif option in _FILES:
+            text = value_of(arguments[index : index + 2], option)
+            found += [(option, None)] if text is None else [(option, path) for path in _paths(option, text)]
+    given = {option for option, _ in found}
+    for option, variable in (_FILES | _DOWNLOADED).items():
+        if variable is not None and option not in given and env.get(variable):
+            found.append((variable, env[variable] if option in _FILES else None))
+    return tuple(found)
+
+
+def _paths(option: str, text: str) -> Iterator[str]:
+    """llama-server splits the values of adapters at commas; FILE:SCALE in the options that end with -scaled."""
+    for part in [text] if option in {"--mmproj", DRAFT} else text.split(","):
+        match = _SCALE.fullmatch(part) if option.endswith("-scaled") else None
+        yield part if match is None else match["file"]
 
 
 def overriding(arguments: Sequence[str], keys: Iterable[str]) -> tuple[int, ...]:

@@ -6,18 +6,25 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError, timed_out
-from launcher.base.text import MIB
+from launcher.base.text import MIB, format_size
 from launcher.config.schema import Config, Model, Runtime
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.causes import PLAIN, Retry, rule
 from launcher.engines.checks import Installed, Row, allocator_row, fail, ok, warn
-from launcher.engines.llama_cpp.arguments import check_arguments, merge, options_after_program, pools
+from launcher.engines.llama_cpp.arguments import (
+    DRAFT,
+    added_files,
+    check_arguments,
+    merge,
+    options_after_program,
+    pools,
+)
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
@@ -25,7 +32,7 @@ from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_program, find
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
 from launcher.models.gguf_model import gguf_files, read_gguf_profile
-from launcher.models.profile import ModelProfile
+from launcher.models.profile import AddedFiles, ModelProfile
 from launcher.models.weight_files import Read
 from launcher.plan.plan import Slot
 
@@ -128,7 +135,10 @@ class LlamaCppEngine:
             # An old name of --no-ui, which older builds know too.
             ("--no-webui",),
         ]
-        if its.max_num_batched_tokens is not None:
+        if pools(self.args, self.user_env):
+            # Each input is computed in one ubatch, and a longer one refused.
+            options += [("--batch-size", str(its.step_tokens)), ("--ubatch-size", str(its.step_tokens))]
+        elif its.max_num_batched_tokens is not None:
             options.append(("--batch-size", str(its.max_num_batched_tokens)))
         if slot.kv_cache_bytes is not None and "LLAMA_ARG_CACHE_RAM" not in self.user_env:
             cache = cache_ram_bytes(slot.kv_cache_bytes // requests)
@@ -182,7 +192,27 @@ def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:
     Raises LauncherError for a configuration in containers and for a model that cannot be read, PassingError where its
     files may come by themselves."""
     require_host(config)
-    return {model.name: read_gguf_profile(model.path) for model in config.models}
+    added = _added_files(config.engine)
+    return {model.name: replace(read_gguf_profile(model.path), added=added) for model in config.models}
+
+
+def _added_files(engine: EngineConfig) -> AddedFiles:
+    """Encoders, draft models and adapters are read into memory as the model is; a draft has a KV cache of its own."""
+    size, token_bytes, names, unknown = 0, 0, [], []
+    for option, path in added_files(engine.args, engine.env):
+        try:
+            files = () if path is None else gguf_files(path)
+            found = sum(file.stat().st_size for file in files)
+            if path is not None and option in {DRAFT, "LLAMA_ARG_SPEC_DRAFT_MODEL"}:
+                token_bytes += read_gguf_profile(path).kv_bytes_per_token or 0
+        except (LauncherError, OSError):  # its start reports what is wrong
+            found = 0
+        if found:
+            size += found
+            names.append(f"{format_size(found)} of {option} {path}")
+        else:
+            unknown.append(option if path is None else f"{option} {path}")
+    return AddedFiles(size, tuple(names), token_bytes, tuple(unknown))
 
 
 def first_files(config: Config) -> dict[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from launcher.engines.llama_cpp.launch import LlamaCppEngine, checks, probe, rea
 from launcher.engines.make import engine_type, make_engine, probe_stack
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.software import Stack
+from launcher.models.profile import NO_ADDED_FILES
 from launcher.models.weight_files import read_model_json
 from launcher.plan.plan import Slot
 
@@ -195,3 +197,35 @@ def test_phases_of_a_start() -> None:
     assert (
         log.phase_of("0.02.406.545 I cmn          init: llama threadpool init, n_threads = 2") == "warming up"
     )
+
+
+def test_an_input_that_is_embedded_is_one_ubatch(make_slot: MakeSlot) -> None:
+    slot = make_slot(cpus="0-7")
+    slot = replace(slot, effective=replace(slot.effective, step_tokens=4096))
+    line = " ".join(engine("--embedding").launch(slot, 1).argv)
+    assert "--batch-size 4096 --ubatch-size 4096" in line
+
+
+def test_files_that_arguments_add_are_counted(tmp_path: Path) -> None:
+    """A draft model has a KV cache of its own; a file that is not here is named."""
+    model = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0))
+    encoder, adapter = (tmp_path / name for name in ("mmproj.gguf", "a.gguf"))
+    encoder.write_bytes(bytes(1000))
+    adapter.write_bytes(bytes(500))
+    args = (
+        "-mm",
+        str(encoder),
+        "--lora-scaled",
+        f"{adapter}:0.5,{adapter}:1",
+        "-hfd",
+        "org/draft",
+        "--lora",
+        "/no/b",
+    )
+    its = config(str(model), args=args, env={"LLAMA_ARG_SPEC_DRAFT_MODEL": str(model)})
+    added = read_profiles(its, read_model_json)["m"].added
+    assert added.size_bytes == 1000 + 2 * 500 + model.stat().st_size
+    assert added.token_bytes == 2 * 2 * 64 * 2 * 2
+    assert added.unknown == ("--spec-draft-hf", "--lora /no/b")
+    assert added.names[0] == f"1000 B of --mmproj {encoder}"
+    assert read_profiles(config(str(model)), read_model_json)["m"].added == NO_ADDED_FILES
