@@ -147,7 +147,7 @@ def count_of(arguments: Sequence[str], env: Mapping[str, str], name: str, variab
     return int(text)
 
 
-def pools(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+def embeds_or_ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether the server embeds or ranks, and completes nothing."""
     given = set(map(option_of, arguments))
     by_env = (env.get(name, "0") for name in ("LLAMA_ARG_EMBEDDINGS", "LLAMA_ARG_RERANKING"))

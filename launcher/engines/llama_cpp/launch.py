@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -10,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from launcher.base.address import UnixAddress
-from launcher.base.errors import LauncherError, timed_out
+from launcher.base.errors import LauncherError, reason, timed_out
 from launcher.base.text import MIB, format_size
-from launcher.config.schema import Config, Model, Runtime
+from launcher.config.schema import Config, Model
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.causes import PLAIN, Retry, rule
@@ -21,9 +22,9 @@ from launcher.engines.llama_cpp.arguments import (
     DRAFT,
     added_files,
     check_arguments,
+    embeds_or_ranks,
     merge,
     options_after_program,
-    pools,
 )
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
 from launcher.engines.log import Accelerator, EngineLog
@@ -90,7 +91,7 @@ class LlamaCppEngine:
     @property
     def wants_completion_probe(self) -> bool:
         """A server of embeddings or ranks has no completions."""
-        return not pools(self.args, self.user_env)
+        return not embeds_or_ranks(self.args, self.user_env)
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         # Unique per generation: llama-server cannot bind to an existing socket, and removes none.
@@ -135,7 +136,7 @@ class LlamaCppEngine:
             # An old name of --no-ui, which older builds know too.
             ("--no-webui",),
         ]
-        if pools(self.args, self.user_env):
+        if embeds_or_ranks(self.args, self.user_env):
             # Each input is computed in one ubatch, and a longer one refused.
             options += [("--batch-size", str(its.step_tokens)), ("--ubatch-size", str(its.step_tokens))]
         elif its.max_num_batched_tokens is not None:
@@ -160,7 +161,8 @@ def probe(engine: EngineConfig) -> Stack:
         raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
     command = (program, *engine.command[1:])
     tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-    return Stack(command=command, version=_version(command), tcmalloc=tcmalloc)
+    version, said = _version(command, engine.env)
+    return Stack(command=command, version=version, tcmalloc=tcmalloc, version_trouble=said)
 
 
 # "version: 11434 (1a2b3c4)", or "version: v0.9.1": a build of the repository, or a release.
@@ -173,25 +175,31 @@ def version_in(text: str) -> str | None:
     return None if match is None else match["version"]
 
 
-def _version(command: tuple[str, ...]) -> str | None:
+def _version(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The version that the program prints, in the environment of the instances; without one, the reason."""
     try:
         done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
-            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL, env={**os.environ, **env},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise timed_out(f"{command[0]} --version", PROBE_TIMEOUT_S) from None
-    except OSError:  # its start reports it
-        return None
-    return version_in(done.stderr + done.stdout)
+    except OSError as error:  # its start reports it, too
+        return None, reason(error)
+    version = version_in(done.stderr + done.stdout)
+    if version is not None:
+        return version, None
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if lines:
+        return None, lines[-1]
+    return None, f"exit code {done.returncode}" if done.returncode else None
 
 
 def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:
     """The profiles of the models, by name, from the headers of their files.
 
-    Raises LauncherError for a configuration in containers and for a model that cannot be read, PassingError where its
+    Raises LauncherError for a model that cannot be read, PassingError where its
     files may come by themselves."""
-    require_host(config)
     added = _added_files(config.engine)
     return {model.name: replace(read_gguf_profile(model.path), added=added) for model in config.models}
 
@@ -224,19 +232,8 @@ def first_files(config: Config) -> dict[str, str]:
     return found
 
 
-def require_host(config: Config) -> None:
-    """Raises LauncherError for instances in containers, whose program and models this kind does not find yet."""
-    if config.engine.runtime is not Runtime.HOST:
-        raise LauncherError(
-            f'cannot use engine.runtime = "{config.engine.runtime.value}" with kind = "llama.cpp": its instances run on '
-            "the host only",
-            'set engine.runtime = "host", or kind = "command" with the whole command line',
-        )
-
-
 def check_config(config: Config) -> None:
-    """Raises LauncherError for containers, options in engine.command, and arguments that only the launcher sets."""
-    require_host(config)
+    """Raises LauncherError for options in engine.command, and arguments that only the launcher sets."""
     engine = config.engine
     # Options there would not be checked; words before the program start it.
     if after := options_after_program(engine.command):
@@ -256,6 +253,8 @@ def checks(software: Installed, _host: HostFacts, _topology: Topology) -> Iterat
         yield ok("llama.cpp", f"{stack.version} ({' '.join(stack.command)})")
     elif stack is not None:
         yield warn(
-            "llama.cpp", f"{' '.join(stack.command)}: --version prints no version",
+            "llama.cpp",
+            f"{' '.join(stack.command)}: --version prints no version"
+            + (f": {stack.version_trouble}" if stack.version_trouble else ""),
             "name llama.cpp's llama-server in engine.command",
         )  # fmt: skip

@@ -17,8 +17,8 @@ from launcher.config.schema import Config, Model
 from launcher.engines.llama_cpp.arguments import (
     check_arguments,
     count_of,
+    embeds_or_ranks,
     numa_argument,
-    pools,
     value_of,
 )
 from launcher.machine.topology import CpuInfo
@@ -35,6 +35,7 @@ from launcher.plan.plan import (
     Rule,
     Slot,
     Subject,
+    violation,
     warning,
 )
 from launcher.plan.rules_host import KERNEL_RULES
@@ -121,7 +122,7 @@ def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, lengt
     (tools/server/server-context.cpp, can_split: "input is too large to process"), unless it reads the last token only;
     its batch is no larger than its ubatch (tools/server/server.cpp)."""
     engine = config.engine
-    if not pools(engine.args, engine.env):
+    if not embeds_or_ranks(engine.args, engine.env):
         return batch or DEFAULT_BATCH
     given = _ubatch(config)
     pooling = value_of(engine.args, "--pooling") or engine.env.get("LLAMA_ARG_POOLING")
@@ -136,6 +137,12 @@ def _ubatch(config: Config) -> int | None:
 
 
 def _check_model(model: Model) -> None:
+    if "," in model.name:
+        raise LauncherError(
+            f"cannot use the name {model.name!r} of a model: llama-server splits --alias at commas, and would answer with a "
+            "part of it",
+            "set a name without commas; `aliases` may have them",
+        )
     if model.tensor_parallel_size > 1:
         raise LauncherError(
             f"cannot use tensor_parallel_size = {model.tensor_parallel_size} of model {model.name!r}: an instance of "
@@ -224,7 +231,7 @@ def request_memory(serving: EffectiveConfig, profile: ModelProfile, checkpoints:
 
 def _checkpoints(config: Config) -> int:
     engine = config.engine
-    if pools(engine.args, engine.env):
+    if embeds_or_ranks(engine.args, engine.env):
         return 0
     given = count_of(engine.args, engine.env, "--ctx-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS")
     return DEFAULT_CHECKPOINTS if given is None else given
@@ -318,7 +325,7 @@ def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, n
         return config.memory.size_of("instance_overhead") + cache, (
             f"memory.instance_overhead, and {format_size(cache)} of prompt cache"
         )
-    pooled = pools(config.engine.args, config.engine.env)
+    pooled = embeds_or_ranks(config.engine.args, config.engine.env)
     ubatch = min(
         serving.step_tokens, (_ubatch(config) or DEFAULT_UBATCH) if not pooled else serving.step_tokens
     )
@@ -456,8 +463,26 @@ def mapped_weights(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def spans_nodes(subject: Subject) -> Iterator[Finding]:
+    """One process has no ranks that each take memory of their node: its weights would fill the first node and be remote to
+    the threads on the others, and the plan counts them on the first."""
+    for slot in subject.plan.slots:
+        its = slot.placement
+        emulated = subject.topology.emulated_with(its.membind.first) if its.membind else its.membind
+        if len(its.membind) > 1 and not its.remote and not its.membind <= emulated:
+            yield violation(
+                "spans-nodes",
+                f"cannot start an instance over nodes {its.membind.format()}: a process of llama.cpp has its weights on one "
+                "node, and threads on the others would read them remotely",
+                "set layout.span_nodes = false and as many layout.instances_per_socket as a socket has nodes; for a model "
+                "larger than a node, let the firmware (BIOS) make one node of each socket (NPS1)",
+            )
+            return
+
+
 RULES: Final[tuple[Rule, ...]] = (
-    numa_argument, fewer_requests, memory_not_planned, checkpoints, keys_without_effect, mapped_weights, *KERNEL_RULES,
+    spans_nodes, numa_argument, fewer_requests, memory_not_planned, checkpoints, keys_without_effect, mapped_weights,
+    *KERNEL_RULES,
 )  # fmt: skip
 
 PLANNING: Final = Planning(

@@ -12,7 +12,7 @@ from support.gguf_headers import write_gguf
 from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime
+from launcher.config.schema import Config, Engine, EngineKind, Model
 from launcher.engines.checks import Installed, Trouble, Verdict
 from launcher.engines.llama_cpp.launch import LlamaCppEngine, checks, probe, read_profiles, version_in
 from launcher.engines.make import engine_type, make_engine, probe_stack
@@ -115,18 +115,12 @@ def test_a_directory_is_given_to_the_server_as_its_first_file(tmp_path: Path, ma
     assert read_profiles(config(str(tmp_path)), read_model_json)["m"].weights_bytes == 2 * 64 * 4
 
 
-def test_a_command_template_and_containers_are_refused() -> None:
+def test_a_command_template_is_refused() -> None:
     for command in (("llama-server", "--host", "{uds}"), ("/opt/other", "--host")):
         with pytest.raises(LauncherError, match=r"cannot use '--host' in engine\.command") as refused:
             engine(command=command)
         assert 'kind = "command"' in refused.value.remedy
     engine(command=("nice", "-n", "5", "/opt/llama-server"))
-    for read in (
-        lambda its: read_profiles(its, read_model_json),
-        lambda its: make_engine(its, STACK, BINDING, Path("/r")),
-    ):
-        with pytest.raises(LauncherError, match=r'engine\.runtime = "podman"'):
-            read(config(runtime=Runtime.PODMAN, image="i"))
 
 
 def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,6 +140,30 @@ def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("script", "env", "version", "trouble"),
+    [
+        (
+            'echo first >&2; echo "no $LIB here" >&2; exit 127',
+            {"LIB": "libggml.so"},
+            None,
+            "no libggml.so here",
+        ),
+        ("exit 3", {}, None, "exit code 3"),
+        ("true", {}, None, None),
+        ('[ "$LIB" = x ] && echo version: 11434', {"LIB": "x"}, "11434", None),
+    ],
+)
+def test_a_program_without_a_version_says_why_in_the_environment_of_the_instances(
+    script: str, env: dict[str, str], version: str | None, trouble: str | None, tmp_path: Path
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    stack = probe(Engine(kind=EngineKind.LLAMA_CPP, command=(str(program),), env=env))
+    assert (stack.version, stack.version_trouble) == (version, trouble)
+
+
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("version: 11434 (abc)\nbuilt with", "11434 (abc)"),
@@ -162,6 +180,11 @@ def test_both_forms_of_a_version(text: str, version: str | None) -> None:
     [
         (Installed(stack=Stack(command=("/x",), version="v0.9.1")), Verdict.OK, "v0.9.1 (/x)"),
         (Installed(stack=Stack(command=("/x",))), Verdict.WARN, "/x: --version prints no version"),
+        (
+            Installed(stack=Stack(command=("/x",), version_trouble="no libggml.so")),
+            Verdict.WARN,
+            "/x: --version prints no version: no libggml.so",
+        ),
         (Installed(trouble=Trouble("cannot find it", "install it")), Verdict.FAIL, "cannot find it"),
     ],
 )

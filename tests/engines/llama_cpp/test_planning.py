@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, EngineKind, Memory, Model
+from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
 from launcher.engines.llama_cpp.planning import PLANNING, cache_ram_bytes, effective_config
 from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import AddedFiles, ModelProfile
@@ -133,6 +134,7 @@ def test_settings_of_arguments_and_variables() -> None:
     ("its", "why"),
     [
         (config(tensor_parallel_size=2), "tensor_parallel_size = 2 of model 'm'"),
+        (config(name="a,b"), "the name 'a,b' of a model"),
         (config(quantization="awq"), "quantization = 'awq'"),
         (config("--cache-ram", "-1"), "--cache-ram in engine.args: '-1' is no whole number"),
         (config("--cache-ram"), "--cache-ram in engine.args: it has no value"),
@@ -325,3 +327,21 @@ def test_a_model_that_cannot_be_read_keeps_its_length_and_has_a_remedy_that_help
     helped = of(unread, memory=Memory(kv_cache="4GiB"), max_model_len=4096, max_num_seqs=2)
     assert not helped.violations
     assert (helped.slots[0].effective.planned_len, helped.slots[0].effective.max_num_seqs) == (4096, 2)
+
+
+# --- Instances over several nodes. ---
+
+
+@pytest.mark.parametrize(("count", "refused"), [(1, True), (2, False)])
+def test_an_instance_over_several_nodes_is_refused_once_with_a_remedy(count: int, refused: bool) -> None:
+    topology = Machine(nodes=2, cores=8, node_bytes=64 * GIB).topology()
+    its = config(max_model_len=2048, max_num_seqs=2)
+    its = msgspec.structs.replace(its, layout=Layout(span_nodes=True, instances_per_socket=count))
+    made = make_plan(topology, its, {"m": PROFILE})
+    assert ("spans-nodes" in codes(made)) is refused
+    if refused:
+        (found,) = made.violations
+        assert "over nodes 0-1" in found.message
+        assert "instances_per_socket" in found.remedy
+    else:
+        assert not made.violations
