@@ -220,6 +220,17 @@ _RESERVED: Final = {
 def check_runtime(config: Config, origin_of: Callable[[str], str]) -> None:
     """Raises LauncherError. `origin_of` says where a key was set."""
     engine = config.engine
+    if not engine.command:
+        raise LauncherError(
+            f"cannot use {origin_of('engine.kind')}: engine.kind = '{engine.kind}' without engine.command",
+            'set it to the whole command line, for example command = ["my-server", "--port", "{port}", "{model}"]',
+        )
+    if engine.host_only and engine.runtime is not Runtime.HOST:
+        raise LauncherError(
+            f"cannot use {origin_of('engine.runtime')}: engine.runtime = '{engine.runtime}' with engine.kind = "
+            f"'{engine.kind}': its instances run on the host only",
+            'set engine.runtime = "host", or engine.kind = "command" with the whole command line',
+        )
     if engine.runtime is Runtime.HOST:
         for key, value in (("image", engine.image), ("runtime_args", engine.runtime_args)):
             if value:

@@ -119,8 +119,6 @@ class Layout(Section, frozen=True):
 _PROGRAMS: Final = {
     EngineKind.VLLM: ("vllm",),
     EngineKind.LLAMA_CPP: ("llama-server",),
-    # It has none: the template's check refuses this word.
-    EngineKind.COMMAND: ("vllm",),
 }
 
 
@@ -183,7 +181,12 @@ class Engine(Section, frozen=True):
 
     def __post_init__(self) -> None:
         if not self.command:
-            force_setattr(self, "command", _PROGRAMS[self.kind])
+            force_setattr(self, "command", _PROGRAMS.get(self.kind, ()))
+
+    @property
+    def host_only(self) -> bool:
+        """Its program and models are not found in containers yet."""
+        return self.kind is EngineKind.LLAMA_CPP
 
 
 class Memory(Section, frozen=True):

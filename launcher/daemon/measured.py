@@ -6,7 +6,7 @@ import asyncio
 import datetime as dt
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +23,7 @@ from launcher.measure.bench.figures import LATENCIES, OUTPUT_TOKENS, Runs, by_lo
 from launcher.measure.bench.result import ClientCost, Percentiles, Software
 from launcher.measure.tune.identity import Fingerprint, ModelFingerprint
 from launcher.measure.tune.remembered import BestLayout, Limits, choose, judge, ratio, recall
+from launcher.models.gguf_model import gguf_files
 from launcher.models.reader import find_model
 from launcher.models.weight_files import read_model_json
 
@@ -68,13 +69,16 @@ def software_of(deployment: Deployment) -> Software:
     image = f" in image {stack.image.removeprefix('sha256:')[:12]}" if stack.image else ""
     return Software(
         numa_launcher=launcher.__version__, engine=f"{name}{image}", vllm=stack.vllm, torch=stack.torch,
-        zentorch=stack.zentorch, python=stack.python_version,
+        zentorch=stack.zentorch, python=stack.python_version, engine_version=stack.version,
     )  # fmt: skip
 
 
 def model_fingerprint(path: str) -> ModelFingerprint:
-    """By config.json and the size of the weight files, which are not read. A repository id may not be cached yet."""
+    """By config.json and the size of the weight files, which are not read; a model in GGUF by parts of its files. A
+    repository id may not be cached yet."""
     try:
+        if files := _gguf_files(path):
+            return _of_gguf(path, files)
         folder = find_model(path)
         if folder is None:
             return ModelFingerprint(path=path, config_sha256=None, weights_bytes=None)
@@ -87,6 +91,39 @@ def model_fingerprint(path: str) -> ModelFingerprint:
     return ModelFingerprint(
         path=str(folder.resolve()) if local else path, config_sha256=digest, weights_bytes=sum(sizes) or None
     )
+
+
+# Bytes of a GGUF file that tell it from others: its beginning, and blocks all over it. A file of another quantization has
+# another header; one of the same shape has other weights.
+_GGUF_BEGINNING: Final = 1024**2
+_GGUF_BLOCKS: Final = 16
+_GGUF_BLOCK: Final = 4096
+
+
+def _gguf_files(path: str) -> tuple[Path, ...]:
+    """The files of a model in GGUF; empty for another format. Raises LauncherError for one that is not whole."""
+    place = Path(path).expanduser()
+    if place.is_dir():
+        is_gguf = not (place / "config.json").exists() and any(place.glob("*.gguf"))
+    else:
+        is_gguf = place.suffix == ".gguf"
+    return gguf_files(path) if is_gguf else ()
+
+
+def _of_gguf(path: str, files: Sequence[Path]) -> ModelFingerprint:
+    digest, total = hashlib.sha256(), 0
+    for file in files:
+        with file.open("rb") as stream:
+            size = stream.seek(0, os.SEEK_END)
+            total += size
+            digest.update(f"{file.name} {size} ".encode())
+            stream.seek(0)
+            digest.update(stream.read(_GGUF_BEGINNING))
+            for block in range(1, _GGUF_BLOCKS + 1):
+                stream.seek(max(0, size * block // _GGUF_BLOCKS - _GGUF_BLOCK))
+                digest.update(stream.read(_GGUF_BLOCK))
+    absolute = str(Path(path).expanduser().resolve())
+    return ModelFingerprint(path=absolute, config_sha256=digest.hexdigest(), weights_bytes=total or None)
 
 
 # --- The newest results of `bench` and `tune` in the state folder, for ``GET /v1/measurements``. ---

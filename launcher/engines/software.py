@@ -35,6 +35,8 @@ class Stack:
     python_version: str | None = None
     version: str | None = None
     """The engine's own, as it prints it; vLLM's is `vllm`."""
+    version_trouble: str | None = None
+    """The reason why its program, which was run, printed no version; None where it gave none."""
     vllm: str | None = None
     torch: str | None = None
     zentorch: str | None = None

@@ -5,8 +5,9 @@ vLLM 0.32 itself loads none; a plugin may. llama.cpp's server loads nothing else
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -40,6 +41,13 @@ _KEYS: Final = {
     "feed_forward_length": "intermediate_size", "rope.dimension_count": "qk_rope_head_dim",
 }  # fmt: skip
 
+# Tensors that only a recurrent layer has: Mamba and gated delta nets, short convolutions, RWKV (llama-arch.cpp).
+_RECURRENT: Final = re.compile(r"blk\.(?P<layer>\d{1,5})\.(?:ssm_|shortconv\.|time_mix_).*")
+_KEYS_OF_LAYER: Final = re.compile(r"blk\.(?P<layer>\d{1,5})\.attn_(?:k|k_b|kv_a_mqa)\.weight")
+_STATE_ELEMENT_BYTES: Final = 4
+# LLAMA_POOLING_TYPE_LAST (include/llama.h).
+_POOLING_LAST: Final = 3
+
 # GGUF's architecture -> config.json's model_type, where it decides more than sizes.
 _MODEL_TYPES: Final = {"deepseek2": "deepseek_v2"}
 
@@ -55,6 +63,52 @@ class Gguf:
         """It has a language model's metadata: not the later parts of a split model, nor an encoder of pictures (mmproj)."""
         return f"{self.metadata.get('general.architecture')}.block_count" in self.metadata
 
+    def of_architecture(self, key: str) -> Any:
+        """The value of a key that begins with the name of the architecture; None without it."""
+        return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}")
+
+    def number(self, key: str) -> int | None:
+        """A number of the architecture, such as "ssm.state_size"; of a list, one for each layer, the largest."""
+        value = self.of_architecture(key)
+        found = max(value, default=None) if isinstance(value, list) else value
+        return int(found) if isinstance(found, int) else None
+
+    @property
+    def tokenizer_entries(self) -> int:
+        """Words and merges of the tokenizer."""
+        keys = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges")
+        return sum(n for key in keys if isinstance(n := self.metadata.get(key), int))
+
+    @property
+    def splits_inputs(self) -> bool:
+        """An embedding is made from the last token."""
+        return self.number("pooling_type") == _POOLING_LAST
+
+    @property
+    def recurrent_widths(self) -> tuple[int, int]:
+        """The widths of a recurrent layer and of its convolution; zeros without."""
+        inner, state = self.number("ssm.inner_size") or 0, self.number("ssm.state_size") or 0
+        return inner, inner + 2 * (self.number("ssm.group_count") or 0) * state
+
+    @property
+    def state_bytes(self) -> int | None:
+        """The recurrent state of one sequence in one layer, in 32-bit numbers (src/llama-hparams.cpp, n_embd_r and n_embd_s;
+        src/llama-model.cpp, recurrent_type_r and _s; build 11434). None where the header does not give it."""
+        width, heads = self.number("embedding_length") or 0, self.number("attention.head_count") or 0
+        kernel = self.number("ssm.conv_kernel")
+        if head := self.number("wkv.head_size"):  # RWKV
+            # llama.cpp's default for RWKV 6 (src/models/rwkv6.cpp).
+            return width * (head + (self.number("token_shift_count") or 2)) * _STATE_ELEMENT_BYTES
+        if taps := self.number("shortconv.l_cache"):  # LFM2
+            return width * (taps - 1) * _STATE_ELEMENT_BYTES
+        if head := self.number("kda.head_dim"):  # Kimi delta attention
+            return heads * head * (3 * ((kernel or 4) - 1) + head) * _STATE_ELEMENT_BYTES
+        inner, state = self.number("ssm.inner_size"), self.number("ssm.state_size")
+        if not inner or not state:
+            return None
+        _, convolution = self.recurrent_widths
+        return (max((kernel or 0) - 1, 0) * convolution + state * inner) * _STATE_ELEMENT_BYTES
+
     def as_config(self) -> dict[str, Any]:
         """The metadata under config.json's keys."""
         architecture = str(self.metadata.get("general.architecture", ""))
@@ -68,6 +122,24 @@ class Gguf:
         if isinstance(words, int):
             config["vocab_size"] = words
         return config
+
+
+def recurrent_layers(tensors: Iterable[Tensor]) -> frozenset[int]:
+    """The layers that keep a recurrent state, by their tensors."""
+    return _layers(tensors, _RECURRENT)
+
+
+def attention_layers(tensors: Iterable[Tensor], kv_heads: object) -> frozenset[int]:
+    """The layers that keep keys and values: those with a projection of keys, but where the header has KV heads of each
+    layer, none without (kimi-linear). A layer with a recurrent part and fused projections (qwen3next) has none."""
+    found = _layers(tensors, _KEYS_OF_LAYER)
+    if isinstance(kv_heads, list):
+        found -= {layer for layer, heads in enumerate(kv_heads) if heads == 0}
+    return found
+
+
+def _layers(tensors: Iterable[Tensor], form: re.Pattern[str]) -> frozenset[int]:
+    return frozenset(int(match["layer"]) for tensor in tensors if (match := form.fullmatch(tensor.name)))
 
 
 def read_gguf(file: Path) -> Gguf:

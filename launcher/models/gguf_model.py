@@ -7,14 +7,16 @@ src/llama-model-loader.cpp, build 11434).
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from launcher.base.errors import LauncherError, PassingError
-from launcher.models.gguf import read_gguf
+from launcher.models.gguf import Gguf, attention_layers, read_gguf, recurrent_layers
+from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import Beside, ModelProfile, profile_of
-from launcher.models.reader import away, gguf_weights, refuse_empty, with_weights
+from launcher.models.reader import Weights, away, gguf_weights, refuse_empty, with_weights
 
 _PART: Final = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.ASCII)
 # Encoders of pictures and sound are published beside the model that uses them, under this name (tools/mtmd/README.md).
@@ -72,14 +74,53 @@ def read_gguf_profile(path: str) -> ModelProfile:
             f"cannot read model {path!r}: {files[0].name} describes no language model (general.architecture = {kind!r})",
             f"{_REMEDY}; an encoder (mmproj) or adapter goes into engine.args",
         )
-    config = headers[0].as_config()
-    profile = profile_of(
-        config, "auto", weights_bytes=weights.total_bytes, weights_source=weights.source,
-        beside=Beside(projections=weights.projections),
+    return _profile(headers, weights)
+
+
+# The class of models whose layers keep one recurrent state and nothing else.
+_RECURRENT_ONLY: Final = "mamba"
+
+
+def _profile(headers: Sequence[Gguf], weights: Weights) -> ModelProfile:
+    header, config = headers[0], headers[0].as_config()
+    tensors = [tensor for each in headers for tensor in each.tensors]
+    recurrent = recurrent_layers(tensors)
+    projections = weights.projections
+    if recurrent:
+        attention = attention_layers(tensors, header.of_architecture("attention.head_count_kv"))
+        # The class of that name may compute other kinds of layers than these tensors are.
+        config["model_type"] = "" if attention else _RECURRENT_ONLY
+        projections = {layer: its for layer, its in projections.items() if layer in attention}
+    profile = with_weights(
+        profile_of(
+            config, "auto", weights_bytes=weights.total_bytes, weights_source=weights.source,
+            beside=Beside(projections=projections),
+        ),
+        weights,
     )  # fmt: skip
-    unread = profile.unread and profile.unread.replace("config.json", "the file's header")
-    kv_source = profile.kv_source.replace("config.json", "header")
-    return replace(with_weights(profile, weights), unread=unread, kv_source=kv_source)
+    if recurrent and profile.unread is None:
+        profile = _with_states(profile, len(recurrent), header.state_bytes)
+    # A header whose layers cannot be read still says how long requests may be.
+    length = header.number("context_length") if profile.max_model_len is None else profile.max_model_len
+    return replace(
+        profile, max_model_len=length,
+        unread=profile.unread and profile.unread.replace("config.json", "the file's header"),
+        kv_source=profile.kv_source.replace("config.json", "header"),
+        expert_size=header.number("expert_feed_forward_length") or profile.intermediate_size,
+        experts_used=header.number("expert_used_count") or 0, tokenizer_entries=header.tokenizer_entries,
+        splits_inputs=header.splits_inputs, recurrent_widths=header.recurrent_widths if recurrent else (0, 0),
+    )  # fmt: skip
+
+
+def _with_states(profile: ModelProfile, count: int, state_bytes: int | None) -> ModelProfile:
+    """The profile with the states of recurrent layers, one of a sequence in each."""
+    state = KvLayers(LayerKind.STATE, count, state_bytes=state_bytes or 0, state_blocks=1)
+    kept = tuple(its for its in profile.layers if its.kind is not LayerKind.STATE)
+    said = [] if not kept else [profile.kv_source]
+    return replace(
+        profile, layers=(*kept, state),
+        kv_source="; ".join([*said, f"{count} recurrent layers x {state_bytes or 'an unknown number of'} B a request"]),
+    )  # fmt: skip
 
 
 def _parts(path: str, file: Path) -> tuple[Path, ...]:

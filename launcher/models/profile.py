@@ -58,6 +58,21 @@ class EngineRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class AddedFiles:
+    """Files beside the model that an instance loads, because engine.args name them."""
+
+    size_bytes: int = 0
+    names: tuple[str, ...] = ()
+    token_bytes: int = 0
+    """KV cache of one token of a draft model, in 16 bits."""
+    unknown: tuple[str, ...] = ()
+    """Options whose file is not here, or not a file of this host."""
+
+
+NO_ADDED_FILES: Final = AddedFiles()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelProfile:
     """The facts about a model that the memory ledger needs. None: unknown, its files are not here."""
 
@@ -96,6 +111,17 @@ class ModelProfile:
     """The output projection, which the CPU keeps twice: as loaded, and packed."""
     tied_embeddings: bool = False
     """The output projection is the embedding (tie_word_embeddings)."""
+    expert_size: int | None = None
+    """Width of one expert, of a mixture of them."""
+    experts_used: int = 0
+    """Experts that compute each token."""
+    recurrent_widths: tuple[int, int] = (0, 0)
+    """Of a recurrent layer and of its convolution; zeros without one, or not known."""
+    tokenizer_entries: int = 0
+    """Words and merges; 0 when not known."""
+    splits_inputs: bool = False
+    """An embedding is made from the last token, so that an input may be computed in parts."""
+    added: AddedFiles = NO_ADDED_FILES
     file_bytes: int = 0
     """The largest weight file."""
     unmapped_bytes: int = 0

@@ -209,6 +209,7 @@ def _page_cache(node: int, demands: Sequence[Demand]) -> int:
 def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[int]) -> list[Finding]:
     """Findings for what cannot be planned: models without local files, nodes with unknown memory."""
     auto = any(demand.given_bytes is None for demand in demands)
+    own = {f"model {d.slot.model.path!r}": d.unknown_remedy for d in demands if d.unknown_remedy}
     read = {d.slot.model.path for d in demands if d.weights_bytes}
     unknown = {f"model {d.slot.model.path!r}": d.unknown_why for d in demands if not d.known}
     unknown |= {
@@ -224,12 +225,12 @@ def _unchecked(topology: Topology, demands: Sequence[Demand], nodes: Sequence[in
             else ", or download the model first"
         )
         return [
-            violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", remedy)
+            violation("memory-unknown", f"cannot size the KV cache for {what}: {why}", own.get(what, remedy))
             for what, why in unknown.items()
         ]
     remedy = "check the log of the first start: the engine may end with too little memory"
     return [
-        warning("memory-unchecked", f"the memory of {what} was not checked: {why}", remedy)
+        warning("memory-unchecked", f"the memory of {what} was not checked: {why}", own.get(what, remedy))
         for what, why in unknown.items()
     ]
 

@@ -187,6 +187,8 @@ class Demand:
     """The KV of a token is a guess: sizes that the model's files do not give."""
     unknown_why: str = ""
     """The reason why the figures are not known."""
+    unknown_remedy: str = ""
+    """The remedy, where the usual one does not help."""
     step_bytes: int = 1
     """An automatic KV cache is a multiple of this."""
     sources: tuple[tuple[str, str], ...] = ()

@@ -29,6 +29,8 @@ def test_good() -> None:
     [
         ({"image": "vllm"}, "engine.image applies to containers"),
         ({"runtime_args": ["--memory=1g"]}, "engine.runtime_args applies to containers"),
+        ({"kind": "command"}, "engine.kind = 'command' without engine.command"),
+        ({"kind": "llama.cpp", **GOOD}, "engine.runtime = 'podman' with engine.kind = 'llama.cpp'"),
         ({"runtime": "podman"}, "engine.runtime = 'podman' without engine.image"),
         ({**GOOD, "runtime_args": ["--name=x"]}, "the launcher sets '--name'"),
         ({**GOOD, "runtime_args": ["--cpuset-cpus", "0"]}, "the launcher sets '--cpuset-cpus'"),

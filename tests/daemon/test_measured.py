@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from support.gguf_headers import write_gguf
 from support.verdicts import BEST
 
 from launcher.config.schema import Config, Control, Engine, EngineKind, Layout, Model
@@ -99,3 +100,52 @@ def test_software(model: Path) -> None:
     image = Stack(command=("vllm",), image="sha256:0123456789abcdef", vllm="0.32.0", python_version="3.12.3")
     found = software_of(replace(deployment, stack=image, config=Config(models=deployment.config.models)))
     assert (found.engine, found.vllm, found.python) == ("vllm in image 0123456789ab", "0.32.0", "3.12.3")
+
+
+# --- A model in GGUF. ---
+
+
+@pytest.fixture
+def gguf(tmp_path: Path) -> Path:
+    file = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0))
+    file.write_bytes(file.read_bytes() + bytes(3 * 1024**2))
+    return file
+
+
+def test_a_gguf_file_that_was_replaced_is_another_model(gguf: Path) -> None:
+    """Of the same name and size, with other weights."""
+    before = model_fingerprint(str(gguf))
+    assert before.weights_bytes == gguf.stat().st_size
+    assert before == model_fingerprint(str(gguf))
+    os.utime(gguf, (1, 1))
+    assert before == model_fingerprint(str(gguf)), "a copy of the file is the same model"
+    with gguf.open("r+b") as stream:
+        stream.seek(2 * 1024**2)
+        stream.write(os.urandom(1024**2))
+    after = model_fingerprint(str(gguf))
+    assert (after.path, after.weights_bytes) == (before.path, before.weights_bytes)
+    assert after.config_sha256 != before.config_sha256
+
+
+def test_a_folder_with_a_gguf_model_is_known_by_its_file(gguf: Path, tmp_path: Path) -> None:
+    assert model_fingerprint(str(tmp_path)).config_sha256 == model_fingerprint(str(gguf)).config_sha256
+    unknown = model_fingerprint(str(tmp_path / "gone.gguf"))
+    assert (unknown.config_sha256, unknown.weights_bytes) == (None, None)
+
+
+def test_a_measurement_of_another_build_or_file_is_stale(gguf: Path, tmp_path: Path) -> None:
+    environ = {"STATE_DIRECTORY": str(tmp_path / "state")}
+    its = deployment_of(gguf)
+    build = replace(its, stack=replace(its.stack, version="11434"))
+    remember(tmp_path / "state", verdict(build))
+    used = with_measured_layout(build, environ).measured
+    assert used is not None
+    assert used.stale == ()
+    newer = replace(its, stack=replace(its.stack, version="11549"))
+    stale = with_measured_layout(newer, environ).measured
+    assert stale is not None
+    assert stale.stale == ("server 11434 → 11549",)
+    gguf.write_bytes(gguf.read_bytes()[:-1] + b"x")
+    changed = with_measured_layout(build, environ).measured
+    assert changed is not None
+    assert changed.stale == (f"contents of {gguf}",)

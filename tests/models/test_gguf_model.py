@@ -10,6 +10,7 @@ from support.gguf_headers import entry, text, write_gguf
 
 from launcher.base.errors import LauncherError, PassingError
 from launcher.models.gguf_model import gguf_files, read_gguf_profile
+from launcher.models.layers import LayerKind
 
 PARTS = ("m-00001-of-00002.gguf", "m-00002-of-00002.gguf")
 
@@ -108,3 +109,104 @@ def test_a_remedy_names_what_it_reads(tmp_path: Path) -> None:
     with pytest.raises(PassingError, match="the directory is empty") as refused:
         gguf_files(str(tmp_path))
     assert refused.value.remedy.startswith("give models.path a model in GGUF")
+
+
+# --- Recurrent layers, and other keys of the header. ---
+
+
+def numbers(architecture: str, **values: int | list[int]) -> list[bytes]:
+    """The entries of a header, with keys of the architecture; "__" is a dot."""
+    found = [entry("general.architecture", 8, text(architecture))]
+    for key, value in values.items():
+        name = f"{architecture}.{key.replace('__', '.')}"
+        if isinstance(value, list):
+            found.append(entry(name, 9, struct.pack(f"<IQ{len(value)}I", 4, len(value), *value)))
+        else:
+            found.append(entry(name, 4, struct.pack("<I", value)))
+    return found
+
+
+SSM: dict[str, int | list[int]] = {
+    "ssm__conv_kernel": 4, "ssm__inner_size": 1536, "ssm__state_size": 128, "ssm__group_count": 1,
+}  # fmt: skip
+
+
+def test_a_model_of_recurrent_layers_keeps_one_state_of_a_request(tmp_path: Path) -> None:
+    """llama-server (build 11549) reports 36.98 MiB for four requests of this shape, and 9.246 MiB for a checkpoint."""
+    entries = numbers("mamba2", block_count=12, embedding_length=768, context_length=4096, **SSM)
+    tensors = [(f"blk.{layer}.ssm_in.weight", (768, 3352), 1) for layer in range(12)]
+    profile = read_gguf_profile(str(write_gguf(tmp_path / "m.gguf", *tensors, entries=entries)))
+    (state,) = profile.kv_layers
+    assert (profile.known, profile.kv_bytes_per_token, state.kind) == (True, 0, LayerKind.STATE)
+    assert state.count * state.state_bytes / 2**20 == pytest.approx(9.246, abs=0.001)
+    assert (profile.recurrent_widths, profile.max_model_len) == ((1536, 1792), 4096)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more", "tensors", "heads", "state"),
+    [
+        # Gated delta nets with fused projections; every fourth layer has attention.
+        ("qwen3next", SSM, ["ssm_out", "attn_qkv"], 2, 4 * (3 * (1536 + 256) + 128 * 1536)),
+        # Keys and values of their own, which are not kept: KV heads of the header are 0.
+        ("kimi-linear", {"kda__head_dim": 64, "ssm__conv_kernel": 4}, ["ssm_g_a", "attn_k"], [0, 0, 0, 2],
+         4 * 4 * 64 * (3 * 3 + 64)),
+        ("lfm2", {"shortconv__l_cache": 3}, ["shortconv.conv"], [0, 0, 0, 2], 4 * 256 * 2),
+        ("rwkv6", {"wkv__head_size": 64}, ["time_mix_key"], 2, 4 * 256 * (64 + 2)),
+        ("unheard", {}, ["ssm_out"], 2, 0),
+    ],
+)  # fmt: skip
+def test_states_and_keys_of_a_hybrid_model(  # noqa: PLR0917  a table
+    architecture: str,
+    more: dict[str, int | list[int]],
+    tensors: list[str],
+    heads: int | list[int],
+    state: int,
+    tmp_path: Path,
+) -> None:
+    entries = numbers(
+        architecture, block_count=4, embedding_length=256, context_length=4096, attention__head_count=4,
+        attention__head_count_kv=heads, **more,
+    )  # fmt: skip
+    recurrent = [(f"blk.{layer}.{name}.weight", (256, 256), 1) for layer in range(3) for name in tensors]
+    attention = [(f"blk.3.attn_{which}.weight", (256, 128), 1) for which in ("k", "v")]
+    file = write_gguf(tmp_path / "m.gguf", *recurrent, *attention, entries=entries)
+    profile = read_gguf_profile(str(file))
+    assert profile.kv_bytes_per_token == 2 * 2 * 64 * 2
+    states = [its for its in profile.kv_layers if its.kind is LayerKind.STATE]
+    assert [(its.count, its.state_bytes) for its in states] == [(3, state)]
+    assert "3 recurrent layers x" in profile.kv_source
+
+
+def test_layers_with_attention_and_a_state_have_both(tmp_path: Path) -> None:
+    entries = numbers(
+        "falcon-h1", block_count=2, embedding_length=256, context_length=4096, attention__head_count=4,
+        attention__head_count_kv=2, **SSM,
+    )  # fmt: skip
+    names = [f"blk.{layer}.{name}.weight" for layer in range(2) for name in ("attn_k", "attn_v", "ssm_in")]
+    file = write_gguf(tmp_path / "m.gguf", *((name, (256, 128), 1) for name in names), entries=entries)
+    kinds = {(its.kind, its.count) for its in read_gguf_profile(str(file)).kv_layers}
+    assert kinds == {(LayerKind.FULL, 2), (LayerKind.STATE, 2)}
+
+
+def test_experts_tokenizer_and_pooling_of_the_header(tmp_path: Path) -> None:
+    entries = numbers(
+        "qwen3moe", block_count=2, embedding_length=256, attention__head_count=4, context_length=4096,
+        expert_used_count=8, expert_feed_forward_length=64, feed_forward_length=512, pooling_type=3,
+    )  # fmt: skip
+    entries += [
+        entry(f"tokenizer.ggml.{name}", 9, struct.pack("<IQ", 8, 2) + text("a") + text("b"))
+        for name in ("tokens", "merges")
+    ]
+    file = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0), entries=entries)
+    profile = read_gguf_profile(str(file))
+    assert (profile.expert_size, profile.experts_used, profile.intermediate_size) == (64, 8, 512)
+    assert (profile.tokenizer_entries, profile.splits_inputs, profile.recurrent_widths) == (4, True, (0, 0))
+
+
+def test_a_header_that_cannot_be_read_keeps_its_length(tmp_path: Path) -> None:
+    entries = numbers("novel", block_count=2, context_length=8192)
+    file = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0), entries=entries)
+    profile = read_gguf_profile(str(file))
+    assert not profile.known
+    assert profile.max_model_len == 8192
+    assert "the file's header" in (profile.unread or "")

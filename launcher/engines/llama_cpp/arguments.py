@@ -14,6 +14,7 @@ from pathlib import PurePath
 from typing import Final
 
 from launcher.base.errors import LauncherError
+from launcher.engines import options
 from launcher.plan.plan import Finding, Rule, Subject, warning
 
 _LLAMA_SERVER: Final = "llama-server"
@@ -24,8 +25,11 @@ _SAME: Final = {
     "-ub": "--ubatch-size", "-m": "--model", "-a": "--alias", "-lm": "--load-mode", "-cram": "--cache-ram",
     "-ctk": "--cache-type-k", "-ctv": "--cache-type-v", "-kvu": "--kv-unified", "-no-kvu": "--no-kv-unified",
     "--embeddings": "--embedding", "--reranking": "--rerank", "--no-webui": "--no-ui", "--webui": "--ui",
+    "-ctxcp": "--ctx-checkpoints", "--swa-checkpoints": "--ctx-checkpoints", "-fa": "--flash-attn",
+    "-mm": "--mmproj", "-md": "--spec-draft-model", "--model-draft": "--spec-draft-model", "-mmu": "--mmproj-url",
+    "-hfd": "--spec-draft-hf", "-hfrd": "--spec-draft-hf", "--hf-repo-draft": "--spec-draft-hf",
 }  # fmt: skip
-# Options that replace each other.
+# Options that replace others, to the others' names.
 _OPPOSITES: Final = {"--ui": "--no-ui"}
 
 Refusal = tuple[str, str]
@@ -75,7 +79,6 @@ _RESERVED: Final[dict[str, Refusal]] = {
 }  # fmt: skip
 # Options for everything at once: they set a repository, a port and a context.
 _PRESET: Final = re.compile(r"--(?:embd|fim|gpt-oss|vision)-.*")
-_NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
 # Keys of [[models]] that the launcher passes on, and the options of engine.args that override them.
 _KEYS: Final = {"max_num_batched_tokens": "--batch-size"}
 
@@ -85,7 +88,7 @@ _KEYS: Final = {"max_num_batched_tokens": "--batch-size"}
 
 def option_of(argument: str) -> str | None:
     """The usual name of the option that an argument is; None for a value."""
-    if not argument.startswith("-") or argument == "-" or _NUMBER.fullmatch(argument):
+    if options.is_value(argument):
         return None
     word = argument.partition("=")[0]
     word = word.replace("_", "-") if word.startswith("--") else word
@@ -121,22 +124,12 @@ def check_arguments(arguments: Sequence[str], env: Mapping[str, str]) -> None:
 
 def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, ...]:
     """The launcher's options (option and values each) without those that `theirs` sets, then `theirs` unchanged."""
-    replaced = {_base(option) for word in theirs if (option := option_of(word)) is not None}
-    kept = (word for option in ours if _base(option_of(option[0]) or "") not in replaced for word in option)
-    return (*kept, *theirs)
-
-
-def _base(option: str) -> str:
-    return _OPPOSITES.get(option, option)
+    return options.merge(ours, theirs, option_of, _OPPOSITES)
 
 
 def value_of(arguments: Sequence[str], name: str) -> str | None:
     """The value of the last option of this (usual) name; None without one, or where an option follows instead."""
-    value: str | None = None
-    for word, following in pairwise((*arguments, "")):
-        if option_of(word) == name:
-            value = following if following and option_of(following) is None else None
-    return value
+    return options.value_of(arguments, name, option_of)
 
 
 def count_of(arguments: Sequence[str], env: Mapping[str, str], name: str, variable: str) -> int | None:
@@ -154,26 +147,57 @@ def count_of(arguments: Sequence[str], env: Mapping[str, str], name: str, variab
     return int(text)
 
 
-def pools(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+def embeds_or_ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether the server embeds or ranks, and completes nothing."""
-    options = set(map(option_of, arguments))
+    given = set(map(option_of, arguments))
     by_env = (env.get(name, "0") for name in ("LLAMA_ARG_EMBEDDINGS", "LLAMA_ARG_RERANKING"))
     # The values that common/arg.cpp takes as true (is_truthy).
-    return bool(options & {"--embedding", "--rerank"}) or any(
+    return bool(given & {"--embedding", "--rerank"}) or any(
         text in {"1", "on", "enabled", "true"} for text in by_env
     )
 
 
+# Options whose value names a file that an instance loads beside the model; each with the variable, if there is one.
+_FILES: Final = {
+    "--mmproj": "LLAMA_ARG_MMPROJ", "--spec-draft-model": "LLAMA_ARG_SPEC_DRAFT_MODEL", "--lora": None,
+    "--lora-scaled": None, "--control-vector": None, "--control-vector-scaled": None,
+}  # fmt: skip
+DRAFT: Final = "--spec-draft-model"
+# Options whose files are not on this host yet, or named by another program.
+_DOWNLOADED: Final = {
+    "--mmproj-url": "LLAMA_ARG_MMPROJ_URL", "--spec-draft-hf": "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
+}  # fmt: skip
+_SCALE: Final = re.compile(r"(?P<file>.+):-?\d+(?:\.\d+)?", re.ASCII)
+
+
+def added_files(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[tuple[str, str | None], ...]:
+    """Options of engine.args, or variables of engine.env, for files beside the model, each with the path of a file; None
+    for a file that llama-server fetches itself, and for an option without a value."""
+    found: list[tuple[str, str | None]] = []
+    for index, word in enumerate(arguments):
+        option = option_of(word) or ""
+        if option in _DOWNLOADED:
+            found.append((option, None))
+        elif option in _FILES:
+            text = value_of(arguments[index : index + 2], option)
+            found += [(option, None)] if text is None else [(option, path) for path in _paths(option, text)]
+    given = {option for option, _ in found}
+    for option, variable in (_FILES | _DOWNLOADED).items():
+        if variable is not None and option not in given and env.get(variable):
+            found.append((variable, env[variable] if option in _FILES else None))
+    return tuple(found)
+
+
+def _paths(option: str, text: str) -> Iterator[str]:
+    """llama-server splits the values of adapters at commas; FILE:SCALE in the options that end with -scaled."""
+    for part in [text] if option in {"--mmproj", DRAFT} else text.split(","):
+        match = _SCALE.fullmatch(part) if option.endswith("-scaled") else None
+        yield part if match is None else match["file"]
+
+
 def overriding(arguments: Sequence[str], keys: Iterable[str]) -> tuple[int, ...]:
     """Indices of the options, and of their values, that override these keys of [[models]]."""
-    options, found = {_KEYS[key] for key in keys if key in _KEYS}, list[int]()
-    for index, argument in enumerate(arguments):
-        if option_of(argument) in options:
-            found.append(index)
-            following = arguments[index + 1 : index + 2]
-            if following and option_of(following[0]) is None:
-                found.append(index + 1)
-    return tuple(found)
+    return options.overriding(arguments, keys, _KEYS, option_of)
 
 
 # --- `kind = "command"`: a template that starts llama-server. ---

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from launcher.base.address import UnixAddress
-from launcher.base.errors import LauncherError, timed_out
-from launcher.base.text import MIB
-from launcher.config.schema import Config, Model, Runtime
+from launcher.base.errors import LauncherError, reason, timed_out
+from launcher.base.text import MIB, format_size
+from launcher.config.schema import Config, Model
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
 from launcher.engines.causes import PLAIN, Retry, rule
 from launcher.engines.checks import Installed, Row, allocator_row, fail, ok, warn
-from launcher.engines.llama_cpp.arguments import check_arguments, merge, options_after_program, pools
+from launcher.engines.llama_cpp.arguments import (
+    DRAFT,
+    added_files,
+    check_arguments,
+    embeds_or_ranks,
+    merge,
+    options_after_program,
+)
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
@@ -25,7 +33,7 @@ from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_program, find
 from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
 from launcher.models.gguf_model import gguf_files, read_gguf_profile
-from launcher.models.profile import ModelProfile
+from launcher.models.profile import AddedFiles, ModelProfile
 from launcher.models.weight_files import Read
 from launcher.plan.plan import Slot
 
@@ -83,7 +91,7 @@ class LlamaCppEngine:
     @property
     def wants_completion_probe(self) -> bool:
         """A server of embeddings or ranks has no completions."""
-        return not pools(self.args, self.user_env)
+        return not embeds_or_ranks(self.args, self.user_env)
 
     def launch(self, slot: Slot, generation: int) -> Launch:
         # Unique per generation: llama-server cannot bind to an existing socket, and removes none.
@@ -109,7 +117,8 @@ class LlamaCppEngine:
         threads, requests = str(len(slot.placement.cpus)), its.max_num_seqs
         options: list[tuple[str, ...]] = [
             ("--model", self.files.get(model.path, model.path)),
-            # Of several, replies name the first of the alphabet. A request may name any model: the proxy knows the aliases.
+            # Replies name the model by this. It is the only name: of several, llama-server takes the alphabetically first;
+            # it answers to any name, and the proxy knows the aliases.
             ("--alias", model.name),
             ("--host", address.path),
             # One per cpu of the slot; the defaults are the machine's cores, whatever the affinity mask.
@@ -127,7 +136,10 @@ class LlamaCppEngine:
             # An old name of --no-ui, which older builds know too.
             ("--no-webui",),
         ]
-        if its.max_num_batched_tokens is not None:
+        if embeds_or_ranks(self.args, self.user_env):
+            # Each input is computed in one ubatch, and a longer one refused.
+            options += [("--batch-size", str(its.step_tokens)), ("--ubatch-size", str(its.step_tokens))]
+        elif its.max_num_batched_tokens is not None:
             options.append(("--batch-size", str(its.max_num_batched_tokens)))
         if slot.kv_cache_bytes is not None and "LLAMA_ARG_CACHE_RAM" not in self.user_env:
             cache = cache_ram_bytes(slot.kv_cache_bytes // requests)
@@ -149,7 +161,8 @@ def probe(engine: EngineConfig) -> Stack:
         raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
     command = (program, *engine.command[1:])
     tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-    return Stack(command=command, version=_version(command), tcmalloc=tcmalloc)
+    version, said = _version(command, engine.env)
+    return Stack(command=command, version=version, tcmalloc=tcmalloc, version_trouble=said)
 
 
 # "version: 11434 (1a2b3c4)", or "version: v0.9.1": a build of the repository, or a release.
@@ -162,26 +175,52 @@ def version_in(text: str) -> str | None:
     return None if match is None else match["version"]
 
 
-def _version(command: tuple[str, ...]) -> str | None:
+def _version(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """The version that the program prints, in the environment of the instances; without one, the reason."""
     try:
         done = subprocess.run(
             [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
-            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL,
+            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL, env={**os.environ, **env},
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         raise timed_out(f"{command[0]} --version", PROBE_TIMEOUT_S) from None
-    except OSError:  # its start reports it
-        return None
-    return version_in(done.stderr + done.stdout)
+    except OSError as error:  # its start reports it, too
+        return None, reason(error)
+    version = version_in(done.stderr + done.stdout)
+    if version is not None:
+        return version, None
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    if lines:
+        return None, lines[-1]
+    return None, f"exit code {done.returncode}" if done.returncode else None
 
 
 def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:
     """The profiles of the models, by name, from the headers of their files.
 
-    Raises LauncherError for a configuration in containers and for a model that cannot be read, PassingError where its
+    Raises LauncherError for a model that cannot be read, PassingError where its
     files may come by themselves."""
-    require_host(config)
-    return {model.name: read_gguf_profile(model.path) for model in config.models}
+    added = _added_files(config.engine)
+    return {model.name: replace(read_gguf_profile(model.path), added=added) for model in config.models}
+
+
+def _added_files(engine: EngineConfig) -> AddedFiles:
+    """Encoders, draft models and adapters are read into memory as the model is; a draft has a KV cache of its own."""
+    size, token_bytes, names, unknown = 0, 0, [], []
+    for option, path in added_files(engine.args, engine.env):
+        try:
+            files = () if path is None else gguf_files(path)
+            found = sum(file.stat().st_size for file in files)
+            if path is not None and option in {DRAFT, "LLAMA_ARG_SPEC_DRAFT_MODEL"}:
+                token_bytes += read_gguf_profile(path).kv_bytes_per_token or 0
+        except (LauncherError, OSError):  # its start reports what is wrong
+            found = 0
+        if found:
+            size += found
+            names.append(f"{format_size(found)} of {option} {path}")
+        else:
+            unknown.append(option if path is None else f"{option} {path}")
+    return AddedFiles(size, tuple(names), token_bytes, tuple(unknown))
 
 
 def first_files(config: Config) -> dict[str, str]:
@@ -193,19 +232,8 @@ def first_files(config: Config) -> dict[str, str]:
     return found
 
 
-def require_host(config: Config) -> None:
-    """Raises LauncherError for instances in containers, whose program and models this kind does not find yet."""
-    if config.engine.runtime is not Runtime.HOST:
-        raise LauncherError(
-            f'cannot use engine.runtime = "{config.engine.runtime.value}" with kind = "llama.cpp": its instances run on '
-            "the host only",
-            'set engine.runtime = "host", or kind = "command" with the whole command line',
-        )
-
-
 def check_config(config: Config) -> None:
-    """Raises LauncherError for containers, options in engine.command, and arguments that only the launcher sets."""
-    require_host(config)
+    """Raises LauncherError for options in engine.command, and arguments that only the launcher sets."""
     engine = config.engine
     # Options there would not be checked; words before the program start it.
     if after := options_after_program(engine.command):
@@ -225,6 +253,8 @@ def checks(software: Installed, _host: HostFacts, _topology: Topology) -> Iterat
         yield ok("llama.cpp", f"{stack.version} ({' '.join(stack.command)})")
     elif stack is not None:
         yield warn(
-            "llama.cpp", f"{' '.join(stack.command)}: --version prints no version",
+            "llama.cpp",
+            f"{' '.join(stack.command)}: --version prints no version"
+            + (f": {stack.version_trouble}" if stack.version_trouble else ""),
             "name llama.cpp's llama-server in engine.command",
         )  # fmt: skip

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -16,11 +17,12 @@ from launcher.config.schema import Config, Model
 from launcher.engines.llama_cpp.arguments import (
     check_arguments,
     count_of,
+    embeds_or_ranks,
     numa_argument,
-    pools,
     value_of,
 )
 from launcher.machine.topology import CpuInfo
+from launcher.models.layers import LayerKind
 from launcher.models.profile import SHAPE_KEYS, ModelProfile
 from launcher.plan.plan import (
     DEFAULT_MAX_MODEL_LEN,
@@ -33,6 +35,7 @@ from launcher.plan.plan import (
     Rule,
     Slot,
     Subject,
+    violation,
     warning,
 )
 from launcher.plan.rules_host import KERNEL_RULES
@@ -54,16 +57,32 @@ _TYPES: Final = {
     "f32": 128, "f16": 64, "bf16": 64, "q8_0": 34, "q4_0": 18, "q4_1": 20, "iq4_nl": 18, "q5_0": 22, "q5_1": 24,
 }  # fmt: skip
 _DEFAULT_TYPE: Final = "f16"
-# The process without weights, KV cache and compute buffers: see `demand_of`.
-PROCESS_BYTES: Final = 128 * MIB
-# Activations of a token, as float32: gate and up projection; input, residual, q, k, v and output of attention.
-_WIDE_COPIES: Final = 2
-_NARROW_COPIES: Final = 6
+# The process without weights, KV cache and buffers, as measured (`demand_of`): its code, threads and heap, and each word
+# and merge of the tokenizer in llama.cpp's tables.
+PROCESS_BYTES: Final = 40 * MIB
+_TOKENIZER_ENTRY_BYTES: Final = 220
 _FLOAT: Final = 4
-# The attention mask: float32, and its copy in float16 for flash attention.
-_MASK_BYTES: Final = 4 + 2
-# Logits in the compute buffer, and their copy for the sampler.
+# Logits in the compute buffer and in the output buffer (src/llama-context.cpp, output_reserve).
 _LOGITS_BYTES: Final = 2 * _FLOAT
+# One candidate of a sampler, llama_token_data: each request has as many as the vocabulary has words.
+_CANDIDATE_BYTES: Final = 12
+# Rows of hidden_size that the graph holds beside the widest part of a layer, and the rows of that part: gate, up and
+# their product; Q and the result of attention.
+_NARROW_ROWS: Final = 5
+_WIDE_ROWS: Final = 3
+_QUERY_ROWS: Final = 2
+# Rows of a recurrent layer, and of its convolution (measured with mamba2: `demand_of`).
+_RECURRENT_ROWS: Final = 5
+_CONVOLUTION_ROWS: Final = 2
+# One element of the attention mask: float16 for flash attention, which is on by default, else float32.
+_MASK_BYTES: Final = 2
+_MASK_BYTES_WITHOUT_FLASH: Final = 4
+DEFAULT_CHECKPOINTS: Final = 32
+"""--ctx-checkpoints: states and windows of one request that are kept to go back to (common/common.h)."""
+_UNREAD_REMEDY: Final = (
+    "set memory.kv_cache, and max_model_len and max_num_seqs in [[models]] so that it holds max_num_seqs requests: "
+    "llama.cpp allocates the context of all of them at its start"
+)
 # Part of the largest weight file kept in the page cache while other instances read it.
 MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
 
@@ -89,16 +108,41 @@ def effective_config(
         name=model.name, dtype="auto", quantization=None, tensor_parallel_size=1,
         max_model_len=DEFAULT_MAX_MODEL_LEN if length is None and profile.known else length,
         max_num_seqs=min(model.max_num_seqs, MAX_REQUESTS), max_num_batched_tokens=batch,
-        step_tokens=batch or DEFAULT_BATCH, block_size=CELLS,
+        step_tokens=_step_tokens(config, profile, batch, length or DEFAULT_MAX_MODEL_LEN), block_size=CELLS,
         kv_cache_dtype=None if k == v == _DEFAULT_TYPE else f"{k}/{v}",
-        kv_element_bytes=-(-(_TYPES[k] + _TYPES[v]) // (2 * _ELEMENTS)),
+        kv_element_bytes=math.ceil(_element_bytes(k, v)),
         kv_bytes=config.memory.size_of("kv_cache") if given else None,
         kv_source="memory.kv_cache" if given else "memory.kv_cache = auto", eager=True, hybrid=False,
         assumes_length=length is None and profile.known,
     )  # fmt: skip
 
 
+def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, length: int) -> int:
+    """Tokens of one step. A server that embeds or ranks computes each input in one ubatch, and refuses a longer one
+    (tools/server/server-context.cpp, can_split: "input is too large to process"), unless it reads the last token only;
+    its batch is no larger than its ubatch (tools/server/server.cpp)."""
+    engine = config.engine
+    if not embeds_or_ranks(engine.args, engine.env):
+        return batch or DEFAULT_BATCH
+    given = _ubatch(config)
+    pooling = value_of(engine.args, "--pooling") or engine.env.get("LLAMA_ARG_POOLING")
+    splits = profile.splits_inputs if pooling is None else pooling == "last"
+    usual = DEFAULT_UBATCH if splits else context_of(length)
+    sizes = [size for size in (given, batch) if size]
+    return min(sizes, default=usual)
+
+
+def _ubatch(config: Config) -> int | None:
+    return count_of(config.engine.args, config.engine.env, "--ubatch-size", "LLAMA_ARG_UBATCH")
+
+
 def _check_model(model: Model) -> None:
+    if "," in model.name:
+        raise LauncherError(
+            f"cannot use the name {model.name!r} of a model: llama-server splits --alias at commas, and would answer with a "
+            "part of it",
+            "set a name without commas; `aliases` may have them",
+        )
     if model.tensor_parallel_size > 1:
         raise LauncherError(
             f"cannot use tensor_parallel_size = {model.tensor_parallel_size} of model {model.name!r}: an instance of "
@@ -133,15 +177,64 @@ def context_of(planned_len: int) -> int:
     return -(-planned_len // CELLS) * CELLS
 
 
-def request_bytes(serving: EffectiveConfig, profile: ModelProfile, config: Config) -> int:
-    """KV cache of one request: K and V of `context_of` tokens in all layers, and its recurrent states.
+def _element_bytes(k: str, v: str) -> Fraction:
+    return Fraction(_TYPES[k] + _TYPES[v], 2 * _ELEMENTS)
 
-    Sliding layers are counted as full ones: a GGUF header does not name them for all architectures, and their
-    checkpoints (--ctx-checkpoints) are then covered."""
-    k, v = _types(config)
-    scale = Fraction(_TYPES[k] + _TYPES[v], 2 * _ELEMENTS) / profile.kv_element_bytes
-    tokens = context_of(serving.planned_len) * (profile.kv_bytes_per_token or 0)
-    return math.ceil(tokens * scale) + sum(its.count * its.state_bytes for its in profile.kv_layers)
+
+def token_bytes(serving: EffectiveConfig, sixteen_bits: int, width: int = 2) -> Fraction:
+    """K and V of one token, in the types of the KV cache. `sixteen_bits` counts them in elements of `width` bytes."""
+    k, v = (serving.kv_cache_dtype or f"{_DEFAULT_TYPE}/{_DEFAULT_TYPE}").split("/")
+    return sixteen_bits * _element_bytes(k, v) / width
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMemory:
+    """Memory of one request of full length, in bytes."""
+
+    kv: int
+    """K and V of all layers."""
+    states: int
+    """Its recurrent states."""
+    checkpoints: int
+    """Copies of its recurrent states and windows, to go back to (--ctx-checkpoints)."""
+    draft: int = 0
+    """K and V of a draft model."""
+
+    @property
+    def total(self) -> int:
+        return self.kv + self.states + self.checkpoints + self.draft
+
+
+def request_memory(serving: EffectiveConfig, profile: ModelProfile, checkpoints: int) -> RequestMemory:
+    """Sliding layers are counted as full ones: a GGUF header does not name them for all architectures. Their checkpoints
+    take the rest of that first. Of a header that gives a window and no full layer it is not known whether llama.cpp uses
+    the window: those of Llama and Phi 3 it does not.
+
+    A checkpoint holds the recurrent state of the request and the cells of its windows; a conversation of short turns fills
+    their number (tools/server/server-context.cpp, create_checkpoint)."""
+    tokens = context_of(serving.planned_len)
+    layers, width = profile.kv_layers, profile.kv_element_bytes
+    kv = math.ceil(tokens * token_bytes(serving, profile.kv_bytes_per_token or 0, width))
+    states = sum(its.count * its.state_bytes for its in layers)
+    mixed = len({its.kind for its in layers} - {LayerKind.STATE}) > 1
+    windows = [
+        (min(its.window, tokens), token_bytes(serving, its.count * its.token_bytes(1), width))
+        for its in layers if its.window and mixed
+    ]  # fmt: skip
+    copies = checkpoints * sum(window * each for window, each in windows)
+    spare = sum((tokens - min(tokens, window + DEFAULT_UBATCH)) * each for window, each in windows)
+    return RequestMemory(
+        kv, states, checkpoints * states + max(0, math.ceil(copies - spare)),
+        draft=math.ceil(tokens * token_bytes(serving, profile.added.token_bytes)),
+    )  # fmt: skip
+
+
+def _checkpoints(config: Config) -> int:
+    engine = config.engine
+    if embeds_or_ranks(engine.args, engine.env):
+        return 0
+    given = count_of(engine.args, engine.env, "--ctx-checkpoints", "LLAMA_ARG_CTX_CHECKPOINTS")
+    return DEFAULT_CHECKPOINTS if given is None else given
 
 
 def cache_ram_bytes(of_request: int) -> int:
@@ -160,26 +253,34 @@ def demand_of(
 ) -> Demand:
     """The memory of one slot.
 
-    1. Weights are the tensors of the file as stored. With `--load-mode none` the process reads them into memory of its
-       own, also those that it repacks; nothing is added while it converts them.
-    2. KV cache: each request owns a context of `context_of` tokens, which is allocated and cleared at the start.
+    1. Weights are the tensors of the file as stored, and the files that engine.args name. With `--load-mode none` the
+       process reads them into memory of its own, also those that it repacks; nothing is added while it converts them.
+    2. KV cache: each request owns a context of `context_of` tokens and its recurrent states, which are allocated and
+       cleared at the start; its checkpoints come with its prompts.
     3. Overhead: the process, the prompt cache when it is full, and the compute buffers of one ubatch.
 
-    Measured with build 11549 (xllamacpp), 473 MiB of float16 weights and 4 requests of 8192 tokens (384 MiB): 900 MiB
-    resident when ready; 1011 MiB after eight prompts of 1500 tokens, of which the prompt cache holds about 71 of its 96 MiB.
-    Planned are 1134 MiB: 9 % more than measured with the rest of the prompt cache added (1036 MiB). With 616 MiB of
-    weights, a vocabulary of 128,000 and 2 requests of 32,768 tokens (256 MiB) 972 MiB were resident after prompts of 700
-    tokens, 1095 with a full prompt cache; planned are 1254, 15 % more. With 397 MiB in Q4_0, the peak while loading was
-    the 607 MiB that were resident when ready (160 of them KV cache). Mixtures of experts and prompts near the end of a long
-    context were not measured."""
+    Measured with build 11549 (xllamacpp: an extension of Python, about 20 MiB more than llama-server), after prompts of
+    600 tokens in every request; planned is without the prompt cache, which was empty:
+
+    ==================================================== ============== ============
+    model, requests x context                            measured (MiB) planned (MiB)
+    ==================================================== ============== ============
+    160 M, F16, 4 x 8192 (512 of KV cache)               887            901 (+1.5 %)
+    222 M, F16, vocabulary of 128,000, 2 x 32,768 (256)  763            802 (+5.1 %)
+    300 M, 8 experts, Q8_0, vocabulary of 64,000, 2 x 4096 418          432 (+3.3 %)
+    182 M, Q4_0 repacked, 8 x 2048 (256)                 456            446 (-2.1 %)
+    ==================================================== ============== ============
+
+    Compute buffers of eight shapes and recurrent states (mamba2) are those that the server reports at its start. Of the
+    second, the mask of a prompt near the end of its context was not touched."""
     serving = slot.effective
-    need = request_bytes(serving, profile, config)
-    given = serving.kv_bytes
+    request = request_memory(serving, profile, _checkpoints(config))
+    need, given = request.total, serving.kv_bytes
     overhead, source = _overhead(config, profile, serving, need)
     return Demand(
         slot,
         nodes[:1],
-        weights_bytes=profile.weights_bytes or 0,
+        weights_bytes=(profile.weights_bytes or 0) + profile.added.size_bytes,
         overhead_bytes=overhead,
         page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
         need_bytes=need,
@@ -190,23 +291,28 @@ def demand_of(
         known=profile.known,
         guessed=bool(set(profile.assumed) & SHAPE_KEYS),
         unknown_why=profile.unread or "its files are not on this machine",
+        unknown_remedy="" if profile.unread is None else _UNREAD_REMEDY,
         step_bytes=max(1, need),
         sources=(
-            ("weights", profile.weights_source),
+            ("weights", ", and ".join([profile.weights_source, *profile.added.names])),
             ("overhead", source),
             (
                 "page cache",
                 f"largest weight file, at most {format_size(MAX_PAGE_CACHE_BYTES)}; shared on the node",
             ),
-            ("KV", _kv_source(serving, profile, config, need)),
+            ("KV", _kv_source(serving, profile, request)),
         ),
     )
 
 
-def _kv_source(serving: EffectiveConfig, profile: ModelProfile, config: Config, need: int) -> str:
-    each = f"requests of {context_of(serving.planned_len)} tokens, {format_size(need)} each"
-    types = "/".join(_types(config))
-    return f"{serving.kv_source}; {each}, at most {serving.max_num_seqs}; types {types}; {profile.kv_source}"
+def _kv_source(serving: EffectiveConfig, profile: ModelProfile, request: RequestMemory) -> str:
+    each = f"requests of {context_of(serving.planned_len)} tokens, {format_size(request.total)} each"
+    parts = (("checkpoints", request.checkpoints), ("the draft model", request.draft))
+    of = "".join(f", {format_size(size)} of it {name}" for name, size in parts if size)
+    types = serving.kv_cache_dtype or f"{_DEFAULT_TYPE}/{_DEFAULT_TYPE}"
+    return (
+        f"{serving.kv_source}; {each}{of}, at most {serving.max_num_seqs}; types {types}; {profile.kv_source}"
+    )
 
 
 def _down(given: int, need: int, most: int) -> int:
@@ -219,30 +325,60 @@ def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, n
         return config.memory.size_of("instance_overhead") + cache, (
             f"memory.instance_overhead, and {format_size(cache)} of prompt cache"
         )
-    engine = config.engine
-    ubatch = count_of(engine.args, engine.env, "--ubatch-size", "LLAMA_ARG_UBATCH") or DEFAULT_UBATCH
-    ubatch = min(ubatch, serving.step_tokens)
-    wide, narrow = profile.intermediate_size or 0, profile.hidden_size or 0
-    outputs = serving.step_tokens if pools(engine.args, engine.env) else serving.max_num_seqs
-    compute = ubatch * (_WIDE_COPIES * wide + _NARROW_COPIES * narrow) * _FLOAT
-    compute += ubatch * context_of(serving.planned_len) * _MASK_BYTES
-    compute += outputs * (profile.vocab_size or 0) * _LOGITS_BYTES
-    return PROCESS_BYTES + compute + cache, (
-        f"{format_size(PROCESS_BYTES)} process; {format_size(cache)} prompt cache (--cache-ram); {format_size(compute)} "
+    pooled = embeds_or_ranks(config.engine.args, config.engine.env)
+    ubatch = min(
+        serving.step_tokens, (_ubatch(config) or DEFAULT_UBATCH) if not pooled else serving.step_tokens
+    )
+    compute = ubatch * (_row_bytes(profile) + _mask_bytes(config, profile) * context_of(serving.planned_len))
+    vocabulary, requests = profile.vocab_size or 0, serving.max_num_seqs
+    compute += (ubatch if pooled else requests) * vocabulary * _LOGITS_BYTES
+    process = PROCESS_BYTES + profile.tokenizer_entries * _TOKENIZER_ENTRY_BYTES
+    process += requests * vocabulary * _CANDIDATE_BYTES
+    return process + compute + cache, (
+        f"{format_size(process)} process; {format_size(cache)} prompt cache (--cache-ram); {format_size(compute)} "
         f"compute buffers of {ubatch} tokens"
     )
 
 
+def _row_bytes(profile: ModelProfile) -> int:
+    """Activations of one token in the compute buffer: float32, at the widest part of a layer. The mixture of experts
+    computes `experts_used` rows of a token at once (src/llama-graph.cpp, build_moe_ffn)."""
+    narrow = profile.hidden_size or 0
+    heads = max((its.head_size for its in profile.kv_layers), default=0)
+    expert, used = profile.expert_size or 0, profile.experts_used
+    # Results of the experts replace their products where they are no wider.
+    results = used * narrow if narrow > expert else 0
+    inner, convolution = profile.recurrent_widths
+    wide = (
+        _WIDE_ROWS * (0 if used else profile.intermediate_size or 0),
+        _WIDE_ROWS * used * expert + results,
+        _QUERY_ROWS * heads * (profile.num_attention_heads or 0),
+        _RECURRENT_ROWS * inner + _CONVOLUTION_ROWS * convolution,
+    )
+    return (_NARROW_ROWS * narrow + max(wide)) * _FLOAT
+
+
+def _mask_bytes(config: Config, profile: ModelProfile) -> int:
+    """Bytes for one token of the context and one that is computed. Without flash attention the products of Q and K are in
+    memory as well (src/llama-graph.cpp, build_attn_mha)."""
+    engine = config.engine
+    if not profile.kv_bytes_per_token:  # recurrent layers only
+        return 0
+    text = value_of(engine.args, "--flash-attn") or engine.env.get("LLAMA_ARG_FLASH_ATTN", "auto")
+    if text in {"off", "disabled", "false", "0"}:
+        return _MASK_BYTES_WITHOUT_FLASH + _FLOAT * (profile.num_attention_heads or 0)
+    return _MASK_BYTES
+
+
 def needs_of(model: EffectiveConfig, profile: ModelProfile) -> ModelNeeds:
     """The needs of a model as its file's header gives them."""
-    layers, per_token = profile.kv_layers, profile.kv_bytes_per_token or 0
-    states = sum(its.count * its.state_bytes for its in layers)
-    scaled = per_token * model.kv_element_bytes // profile.kv_element_bytes
+    request = request_memory(model, profile, checkpoints=0)
+    scaled = math.ceil(token_bytes(model, profile.kv_bytes_per_token or 0, profile.kv_element_bytes))
     return ModelNeeds(
         name=model.name, heads=profile.num_attention_heads, latent=profile.mla, quantization=None,
-        max_model_len=model.planned_len, kv_bytes_per_token=scaled, state_bytes=states,
-        request_bytes=context_of(model.planned_len) * scaled + states, weights_bytes=profile.weights_bytes or 0,
-        layers=layers, sources=("headers", *(("assumed",) if profile.assumed else ())),
+        max_model_len=model.planned_len, kv_bytes_per_token=scaled, state_bytes=request.states,
+        request_bytes=request.total, weights_bytes=profile.weights_bytes or 0,
+        layers=profile.kv_layers, sources=("headers", *(("assumed",) if profile.assumed else ())),
     )  # fmt: skip
 
 
@@ -261,6 +397,40 @@ def fewer_requests(subject: Subject) -> Iterator[Finding]:
                 f"an instance of {model.name!r} computes {some} requests at once, not max_num_seqs = {asked}: llama.cpp "
                 f"reserves the KV cache of {context_of(model.planned_len)} tokens for each, and at most {MAX_REQUESTS}",
                 "lower max_model_len to the longest request that clients send, or lower max_num_seqs",
+            )
+
+
+def memory_not_planned(subject: Subject) -> Iterator[Finding]:
+    """Memory of an instance that no file's header or size gives."""
+    unknown = dict.fromkeys(name for _, profile in subject.models() for name in profile.added.unknown)
+    if unknown:
+        yield warning(
+            "files-not-planned",
+            f"the memory of {', '.join(unknown)} is not in the plan: its files are not on this host",
+            "download them and give their paths, or raise memory.reserve by their size",
+        )
+    for model, profile in subject.models():
+        states = [its for its in profile.layers if its.kind is LayerKind.STATE and not its.state_bytes]
+        if states:
+            yield warning(
+                "states-not-planned",
+                f"the recurrent states of {model.name!r} are not in the plan: its header does not give their size",
+                "compare the memory of the first instance with the plan, and raise memory.reserve by the difference",
+            )
+
+
+def checkpoints(subject: Subject) -> Iterator[Finding]:
+    """Copies of states and windows can be larger than all else of a request."""
+    count = _checkpoints(subject.config)
+    for model, profile in subject.models():
+        request = request_memory(model, profile, count)
+        if request.checkpoints > request.total // 2:
+            yield warning(
+                "checkpoints",
+                f"{format_size(request.checkpoints)} of the {format_size(request.total)} that a request of {model.name!r} "
+                f"may need are {count} checkpoints of its states and windows: an instance computes fewer requests at once",
+                'lower their number in engine.args, for example "--ctx-checkpoints", "4": a prompt that branches off '
+                "earlier is then computed again",
             )
 
 
@@ -293,8 +463,26 @@ def mapped_weights(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def spans_nodes(subject: Subject) -> Iterator[Finding]:
+    """One process has no ranks that each take memory of their node: its weights would fill the first node and be remote to
+    the threads on the others, and the plan counts them on the first."""
+    for slot in subject.plan.slots:
+        its = slot.placement
+        emulated = subject.topology.emulated_with(its.membind.first) if its.membind else its.membind
+        if len(its.membind) > 1 and not its.remote and not its.membind <= emulated:
+            yield violation(
+                "spans-nodes",
+                f"cannot start an instance over nodes {its.membind.format()}: a process of llama.cpp has its weights on one "
+                "node, and threads on the others would read them remotely",
+                "set layout.span_nodes = false and as many layout.instances_per_socket as a socket has nodes; for a model "
+                "larger than a node, let the firmware (BIOS) make one node of each socket (NPS1)",
+            )
+            return
+
+
 RULES: Final[tuple[Rule, ...]] = (
-    numa_argument, fewer_requests, keys_without_effect, mapped_weights, *KERNEL_RULES,
+    spans_nodes, numa_argument, fewer_requests, memory_not_planned, checkpoints, keys_without_effect, mapped_weights,
+    *KERNEL_RULES,
 )  # fmt: skip
 
 PLANNING: Final = Planning(

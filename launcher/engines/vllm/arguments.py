@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from launcher.base.errors import LauncherError
+from launcher.engines import options
 
 # Short spellings of flags that the launcher passes or reads (vllm/engine/arg_utils.py, 0.32).
 _SHORT: Final = {
@@ -42,12 +42,10 @@ _READ: Final = frozenset({
 # Keys of [[models]] that the launcher passes on, and the options that would override them.
 _KEYS: Final = {"max_num_seqs": "--max-num-seqs", "max_num_batched_tokens": "--max-num-batched-tokens"}
 
-_NUMBER: Final = re.compile(r"-\d+(?:\.\d+)?", re.ASCII)
-
 
 def flag_of(argument: str) -> str | None:
     """The canonical flag of one argument: "--no-enable_x=1" is "--enable-x". None for a value."""
-    if not argument.startswith("-") or argument == "-" or _NUMBER.fullmatch(argument):
+    if options.is_value(argument):
         return None
     flag = argument.partition("=")[0].replace("_", "-")
     if flag.startswith("--no-"):
@@ -108,9 +106,8 @@ def merge(ours: Sequence[tuple[str, ...]], theirs: Sequence[str]) -> tuple[str, 
     """The launcher's options (flag and values each) without those that `theirs` sets, then `theirs` unchanged.
 
     Raises LauncherError as `check_arguments` does."""
-    replaced = check_arguments(theirs)
-    kept = (word for option in ours if flag_of(option[0]) not in replaced for word in option)
-    return (*kept, *theirs)
+    check_arguments(theirs)
+    return options.merge(ours, theirs, flag_of)
 
 
 def has_flag(arguments: Sequence[str], flag: str) -> bool:
@@ -124,14 +121,7 @@ def has_flag(arguments: Sequence[str], flag: str) -> bool:
 
 def value_of(arguments: Sequence[str], flag: str) -> str | None:
     """The last value of `flag`, in either form; None without one."""
-    value: str | None = None
-    for index, argument in enumerate(arguments):
-        if flag_of(argument) != flag:
-            continue
-        _, equals, text = argument.partition("=")
-        following = arguments[index + 1 : index + 2]
-        value = text if equals else following[0] if following and flag_of(following[0]) is None else None
-    return value
+    return options.value_of(arguments, flag, flag_of)
 
 
 def json_of(arguments: Sequence[str], flag: str) -> dict[str, Any]:
@@ -175,11 +165,4 @@ def value_given(arguments: Sequence[str], flag: str) -> str | None:
 
 def overriding(arguments: Sequence[str], keys: Iterable[str]) -> tuple[int, ...]:
     """Indices of the options, and of their values, that override these keys of [[models]]."""
-    options, found = {_KEYS[key] for key in keys if key in _KEYS}, list[int]()
-    for index, argument in enumerate(arguments):
-        if flag_of(argument) in options:
-            found.append(index)
-            following = arguments[index + 1 : index + 2]
-            if "=" not in argument and following and flag_of(following[0]) is None:
-                found.append(index + 1)
-    return tuple(found)
+    return options.overriding(arguments, keys, _KEYS, flag_of)

@@ -92,6 +92,8 @@ class Software(msgspec.Struct, frozen=True, kw_only=True):
     torch: str | None
     zentorch: str | None
     python: str | None
+    engine_version: str | None = None
+    """The engine's own, as its program prints it; vLLM's is `vllm`."""
 
 
 class BenchResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -95,7 +95,7 @@ def _models(measured: tuple[ModelFingerprint, ...], now: tuple[ModelFingerprint,
         return
     for old, new in zip(measured, now, strict=True):
         if _known(old.config_sha256, new.config_sha256):
-            yield f"config.json of {new.path}"
+            yield f"{'contents' if new.path.endswith('.gguf') else 'config.json'} of {new.path}"
         if _known(old.weights_bytes, new.weights_bytes):
             yield f"weights of {new.path} {_size(old.weights_bytes)} → {_size(new.weights_bytes)}"
 
@@ -161,6 +161,8 @@ def _software(measured: Software, now: Software) -> Iterator[str]:
     if measured.engine != now.engine:
         yield f"engine {measured.engine} → {now.engine}"
         return
+    if _known(measured.engine_version, now.engine_version):
+        yield f"{now.engine} {measured.engine_version} → {now.engine_version}"
     for name in ("vllm", "torch", "zentorch"):
         old, new = getattr(measured, name), getattr(now, name)
         if old != new:

@@ -75,15 +75,13 @@ def find_candidates(
                 )
     seen = {_placed(each) for each in entered}
     for i, best in enumerate(tuple(entered)):
-        refined = (
-            _planned(layout, topology, plan_of)
-            for layout in _refinements(best.layout, topology, config, default.plan)
-        )
-        entered += [
-            msgspec.structs.replace(each, refines=i)
-            for each in refined
-            if isinstance(each, Candidate) and _placed(each) not in seen
-        ]
+        # Another layout's refinements may be equal to these: they are measured only where that layout is the best.
+        its_own = set(seen)
+        for layout in _refinements(best.layout, topology, config, default.plan):
+            each = _planned(layout, topology, plan_of)
+            if isinstance(each, Candidate) and _placed(each) not in its_own:
+                its_own.add(_placed(each))
+                entered.append(msgspec.structs.replace(each, refines=i))
     return Candidates(entered=entered, refused=refused, left_out=left_out)
 
 
@@ -198,10 +196,19 @@ def _refinements(
 
 
 def _placed(candidate: Candidate) -> tuple[object, ...]:
-    """Equal for layouts that run the same instances on the same cpus and memory."""
-    layout, keys = candidate.layout, ("model", "cpus", "omp_cpus", "membind", "kv_cache_bytes")
+    """Equal for layouts that run the same instances on the same cpus and memory. Limits are those of the plan: memory may
+    lower them."""
+    keys = (
+        "model",
+        "cpus",
+        "omp_cpus",
+        "membind",
+        "kv_cache_bytes",
+        "max_num_seqs",
+        "max_num_batched_tokens",
+    )
     slots = tuple(tuple(slot[key] for key in keys) for slot in candidate.plan["slots"])
-    return slots, layout.stack, layout.max_num_seqs, layout.max_num_batched_tokens
+    return slots, candidate.layout.stack
 
 
 def _label(layout: Layout, plan: dict[str, Any] | None, topology: Topology) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,13 @@ from support.gguf_headers import write_gguf
 from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime
+from launcher.config.schema import Config, Engine, EngineKind, Model
 from launcher.engines.checks import Installed, Trouble, Verdict
 from launcher.engines.llama_cpp.launch import LlamaCppEngine, checks, probe, read_profiles, version_in
 from launcher.engines.make import engine_type, make_engine, probe_stack
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.software import Stack
+from launcher.models.profile import NO_ADDED_FILES
 from launcher.models.weight_files import read_model_json
 from launcher.plan.plan import Slot
 
@@ -113,18 +115,12 @@ def test_a_directory_is_given_to_the_server_as_its_first_file(tmp_path: Path, ma
     assert read_profiles(config(str(tmp_path)), read_model_json)["m"].weights_bytes == 2 * 64 * 4
 
 
-def test_a_command_template_and_containers_are_refused() -> None:
+def test_a_command_template_is_refused() -> None:
     for command in (("llama-server", "--host", "{uds}"), ("/opt/other", "--host")):
         with pytest.raises(LauncherError, match=r"cannot use '--host' in engine\.command") as refused:
             engine(command=command)
         assert 'kind = "command"' in refused.value.remedy
     engine(command=("nice", "-n", "5", "/opt/llama-server"))
-    for read in (
-        lambda its: read_profiles(its, read_model_json),
-        lambda its: make_engine(its, STACK, BINDING, Path("/r")),
-    ):
-        with pytest.raises(LauncherError, match=r'engine\.runtime = "podman"'):
-            read(config(runtime=Runtime.PODMAN, image="i"))
 
 
 def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,6 +140,30 @@ def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
+    ("script", "env", "version", "trouble"),
+    [
+        (
+            'echo first >&2; echo "no $LIB here" >&2; exit 127',
+            {"LIB": "libggml.so"},
+            None,
+            "no libggml.so here",
+        ),
+        ("exit 3", {}, None, "exit code 3"),
+        ("true", {}, None, None),
+        ('[ "$LIB" = x ] && echo version: 11434', {"LIB": "x"}, "11434", None),
+    ],
+)
+def test_a_program_without_a_version_says_why_in_the_environment_of_the_instances(
+    script: str, env: dict[str, str], version: str | None, trouble: str | None, tmp_path: Path
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    stack = probe(Engine(kind=EngineKind.LLAMA_CPP, command=(str(program),), env=env))
+    assert (stack.version, stack.version_trouble) == (version, trouble)
+
+
+@pytest.mark.parametrize(
     ("text", "version"),
     [
         ("version: 11434 (abc)\nbuilt with", "11434 (abc)"),
@@ -160,6 +180,11 @@ def test_both_forms_of_a_version(text: str, version: str | None) -> None:
     [
         (Installed(stack=Stack(command=("/x",), version="v0.9.1")), Verdict.OK, "v0.9.1 (/x)"),
         (Installed(stack=Stack(command=("/x",))), Verdict.WARN, "/x: --version prints no version"),
+        (
+            Installed(stack=Stack(command=("/x",), version_trouble="no libggml.so")),
+            Verdict.WARN,
+            "/x: --version prints no version: no libggml.so",
+        ),
         (Installed(trouble=Trouble("cannot find it", "install it")), Verdict.FAIL, "cannot find it"),
     ],
 )
@@ -195,3 +220,35 @@ def test_phases_of_a_start() -> None:
     assert (
         log.phase_of("0.02.406.545 I cmn          init: llama threadpool init, n_threads = 2") == "warming up"
     )
+
+
+def test_an_input_that_is_embedded_is_one_ubatch(make_slot: MakeSlot) -> None:
+    slot = make_slot(cpus="0-7")
+    slot = replace(slot, effective=replace(slot.effective, step_tokens=4096))
+    line = " ".join(engine("--embedding").launch(slot, 1).argv)
+    assert "--batch-size 4096 --ubatch-size 4096" in line
+
+
+def test_files_that_arguments_add_are_counted(tmp_path: Path) -> None:
+    """A draft model has a KV cache of its own; a file that is not here is named."""
+    model = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0))
+    encoder, adapter = (tmp_path / name for name in ("mmproj.gguf", "a.gguf"))
+    encoder.write_bytes(bytes(1000))
+    adapter.write_bytes(bytes(500))
+    args = (
+        "-mm",
+        str(encoder),
+        "--lora-scaled",
+        f"{adapter}:0.5,{adapter}:1",
+        "-hfd",
+        "org/draft",
+        "--lora",
+        "/no/b",
+    )
+    its = config(str(model), args=args, env={"LLAMA_ARG_SPEC_DRAFT_MODEL": str(model)})
+    added = read_profiles(its, read_model_json)["m"].added
+    assert added.size_bytes == 1000 + 2 * 500 + model.stat().st_size
+    assert added.token_bytes == 2 * 2 * 64 * 2 * 2
+    assert added.unknown == ("--spec-draft-hf", "--lora /no/b")
+    assert added.names[0] == f"1000 B of --mmproj {encoder}"
+    assert read_profiles(config(str(model)), read_model_json)["m"].added == NO_ADDED_FILES

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, EngineKind, Memory, Model
+from launcher.config.schema import Config, Engine, EngineKind, Layout, Memory, Model
 from launcher.engines.llama_cpp.planning import PLANNING, cache_ram_bytes, effective_config
-from launcher.models.profile import ModelProfile
+from launcher.models.layers import KvLayers, LayerKind
+from launcher.models.profile import AddedFiles, ModelProfile
 from launcher.plan.plan import EffectiveConfig, Plan
 
 # An 8B in Q4_K_M: 32 layers x 8 KV heads x 128, K and V in 16 bits.
@@ -94,9 +97,9 @@ def test_the_ledger_has_every_figure_with_its_source() -> None:
     assert lines["weights"].size_bytes == 5 * GIB
     assert lines["KV"].size_bytes == 8 * 512 * MIB
     assert "512 MiB prompt cache (--cache-ram)" in lines["overhead"].source
-    # Process, prompt cache, then ubatch x (2 wide + 6 narrow) x 4, mask, and logits of 8 requests.
-    compute = 512 * (2 * 14_336 + 6 * 4096) * 4 + 512 * 4096 * 6 + 8 * 128_256 * 8
-    assert lines["overhead"].size_bytes == 128 * MIB + 512 * MIB + compute
+    # Process and candidates of 8 requests, prompt cache, then ubatch x (3 wide + 5 narrow) x 4, mask, and logits.
+    compute = 512 * (3 * 14_336 + 5 * 4096) * 4 + 512 * 4096 * 2 + 8 * 128_256 * 8
+    assert lines["overhead"].size_bytes == 40 * MIB + 8 * 128_256 * 12 + 512 * MIB + compute
 
 
 @pytest.mark.parametrize(
@@ -131,6 +134,7 @@ def test_settings_of_arguments_and_variables() -> None:
     ("its", "why"),
     [
         (config(tensor_parallel_size=2), "tensor_parallel_size = 2 of model 'm'"),
+        (config(name="a,b"), "the name 'a,b' of a model"),
         (config(quantization="awq"), "quantization = 'awq'"),
         (config("--cache-ram", "-1"), "--cache-ram in engine.args: '-1' is no whole number"),
         (config("--cache-ram"), "--cache-ram in engine.args: it has no value"),
@@ -156,3 +160,188 @@ def test_the_needs_of_a_model() -> None:
     assert PLANNING.needs is not None
     needs = PLANNING.needs(settings(config(max_model_len=4096)), PROFILE)
     assert (needs.kv_bytes_per_token, needs.request_bytes) == (131_072, 512 * MIB)
+
+
+def test_needs_and_plan_count_a_quantized_cache_alike() -> None:
+    its = config("-ctk", "q8_0", "-ctv", "q8_0", max_model_len=4096, max_num_seqs=1)
+    assert PLANNING.needs is not None
+    needs = PLANNING.needs(settings(its), PROFILE)
+    assert needs.request_bytes == plan(its).slots[0].kv_cache_bytes == 512 * MIB * 34 // 64
+
+
+def of(profile: ModelProfile, *args: str, **model: Any) -> Plan:
+    return make_plan(
+        Machine(cores=16, node_bytes=64 * GIB).topology(), config(*args, **model), {"m": profile}
+    )
+
+
+# Compute buffers that build 11549 reports at its start, in MiB, with 512 tokens in one ubatch and one request.
+@pytest.mark.parametrize(
+    ("reported", "context", "shape"),
+    [
+        (34.52, 8192, {"hidden_size": 1024, "intermediate_size": 2816, "num_attention_heads": 16}),
+        (51.52, 32_768, {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12}),
+        (36.02, 2048, {"hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16}),
+        # Queries are wider than the hidden size.
+        (13.52, 512, {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 16, "head": 128}),
+        # Mixtures: all experts of a token at once; results wider than products; as wide.
+        (
+            26.02,
+            4096,
+            {"hidden_size": 1024, "expert_size": 1024, "experts_used": 2, "num_attention_heads": 16},
+        ),
+        (38.52, 512, {"hidden_size": 1024, "expert_size": 256, "experts_used": 8, "num_attention_heads": 8}),
+        (17.52, 512, {"hidden_size": 512, "expert_size": 512, "experts_used": 4, "num_attention_heads": 8}),
+        # Mamba 2.
+        (27.14, 2048, {"hidden_size": 768, "recurrent_widths": (1536, 1792)}),
+        (21.63, 1024, {"hidden_size": 512, "recurrent_widths": (1024, 2048)}),
+    ],
+)
+def test_compute_buffers_are_those_that_the_server_reports(
+    reported: float, context: int, shape: dict[str, Any]
+) -> None:
+    head = shape.get("head", 64)
+    attention = KvLayers(LayerKind.FULL, 1, 4, 4 * head, head_size=head)
+    layers = (KvLayers(LayerKind.STATE, 1, state_bytes=1) if "recurrent_widths" in shape else attention,)
+    more = {key: value for key, value in shape.items() if key != "head"}
+    profile = ModelProfile(GIB, layers[0].heads * layers[0].head_bytes, context, layers=layers, **more)
+    (row,) = of(profile, "--cache-ram", "0", max_model_len=context, max_num_seqs=1).ledger
+    assert row.overhead_bytes / MIB - 40 == pytest.approx(reported, rel=0.11)
+
+
+def test_flash_attention_switched_off_keeps_the_products() -> None:
+    by = {}
+    for mode in ("auto", "off"):
+        (row,) = plan(config("-fa", mode, max_model_len=4096, max_num_seqs=1)).ledger
+        by[mode] = row.overhead_bytes
+    assert by["off"] - by["auto"] == 512 * 4096 * (2 + 4 * 32)
+
+
+def test_the_tokenizer_is_in_the_process() -> None:
+    sizes = [
+        of(replace(PROFILE, tokenizer_entries=count), max_model_len=4096).ledger[0].overhead_bytes
+        for count in (0, 400_000)
+    ]
+    assert sizes[1] - sizes[0] == 400_000 * 220
+
+
+# --- Recurrent states, windows and their checkpoints. ---
+
+STATE = 2 * MIB
+HYBRID = replace(
+    PROFILE,
+    layers=(
+        KvLayers(LayerKind.FULL, 8, 8, 512, head_size=128),
+        KvLayers(LayerKind.STATE, 24, state_bytes=STATE),
+    ),
+    kv_bytes_per_token=32_768,
+)
+
+
+@pytest.mark.parametrize(
+    ("args", "checkpoints"),
+    [(("--ctx-checkpoints", "0"), 0), (("-ctxcp", "2"), 2), (("--swa-checkpoints", "8"), 8), ((), 32)],
+)
+def test_a_request_has_its_states_and_their_checkpoints(args: tuple[str, ...], checkpoints: int) -> None:
+    its = of(HYBRID, *args, max_model_len=4096, max_num_seqs=1)
+    assert its.slots[0].kv_cache_bytes == 4096 * 32_768 + 24 * STATE * (1 + checkpoints)
+    assert ("checkpoints" in codes(its)) is (checkpoints > 4)
+
+
+def test_a_server_that_embeds_makes_no_checkpoints() -> None:
+    its = of(HYBRID, "--embedding", max_model_len=4096, max_num_seqs=1)
+    assert its.slots[0].kv_cache_bytes == 4096 * 32_768 + 24 * STATE
+
+
+def test_checkpoints_of_windows_are_more_than_full_layers_where_requests_are_short() -> None:
+    window = 1024
+    layers = (
+        KvLayers(LayerKind.FULL, 5, 8, 512, head_size=128),
+        KvLayers(LayerKind.SLIDING, 25, 8, 512, window, head_size=128),
+    )
+    profile = replace(PROFILE, layers=layers, kv_bytes_per_token=30 * 4096)
+    short, long = (of(profile, max_model_len=length, max_num_seqs=1) for length in (4096, 65_536))
+    spare = 4096 - (window + 512)
+    assert short.slots[0].kv_cache_bytes == 4096 * 30 * 4096 + (32 * window - spare) * 25 * 4096
+    assert long.slots[0].kv_cache_bytes == 65_536 * 30 * 4096
+    # No full layer: Llama's header may give a window that llama.cpp does not use.
+    alone = replace(profile, layers=(KvLayers(LayerKind.SLIDING, 30, 8, 512, window, head_size=128),))
+    assert of(alone, max_model_len=4096, max_num_seqs=1).slots[0].kv_cache_bytes == 4096 * 30 * 4096
+
+
+def test_states_of_unknown_size_are_said() -> None:
+    layers = (KvLayers(LayerKind.FULL, 8, 8, 512), KvLayers(LayerKind.STATE, 24))
+    its = of(replace(HYBRID, layers=layers), max_model_len=4096, max_num_seqs=1)
+    assert codes(its) == ["states-not-planned"]
+
+
+def test_files_beside_the_model_are_in_the_plan() -> None:
+    added = AddedFiles(3 * GIB, ("3 GiB of --mmproj e.gguf",), 1024, ("--spec-draft-hf",))
+    its = of(replace(PROFILE, added=added), max_model_len=4096, max_num_seqs=1)
+    assert its.ledger[0].weights_bytes == 8 * GIB
+    assert its.slots[0].kv_cache_bytes == 4096 * (131_072 + 1024)
+    assert codes(its) == ["files-not-planned"]
+    assert "--spec-draft-hf" in its.findings[0].message
+    weights = next(line for line in its.ledger[0].lines if line.what == "weights")
+    assert weights.source == "headers of m.gguf, and 3 GiB of --mmproj e.gguf"
+
+
+# --- Servers that embed or rank. ---
+
+
+@pytest.mark.parametrize(
+    ("args", "splits", "step"),
+    [
+        (("--embedding",), False, 8192), (("--rerank", "-ub", "1024"), False, 1024), (("--embedding",), True, 512),
+        (("--embedding", "--pooling", "last"), False, 512), (("--embedding", "--pooling", "mean"), True, 8192),
+        (("--embedding", "-b", "4096", "-ub", "2048"), False, 2048), ((), False, 2048),
+    ],
+)  # fmt: skip
+def test_an_input_that_is_embedded_is_one_ubatch(args: tuple[str, ...], splits: bool, step: int) -> None:
+    its = config(*args, max_model_len=8000)
+    profile = replace(PROFILE, splits_inputs=splits)
+    assert effective_config(its.models[0], its, profile).step_tokens == step
+
+
+def test_logits_of_a_server_that_embeds_are_those_of_one_ubatch() -> None:
+    its = config("--embedding", "-ub", "512", "--cache-ram", "0", max_model_len=4096, max_num_seqs=1)
+    (row,) = plan(its).ledger
+    compute = 512 * ((3 * 14_336 + 5 * 4096) * 4 + 4096 * 2 + 128_256 * 8)
+    assert row.overhead_bytes == 40 * MIB + 128_256 * 12 + compute
+
+
+# --- A header that cannot be read. ---
+
+
+@pytest.mark.parametrize(("kv_cache", "code"), [("auto", "memory-unknown"), ("4GiB", "memory-unchecked")])
+def test_a_model_that_cannot_be_read_keeps_its_length_and_has_a_remedy_that_helps(
+    kv_cache: str, code: str
+) -> None:
+    unread = ModelProfile(5 * GIB, None, 8192, unread="the file's header has no num_attention_heads")
+    its = of(unread, memory=Memory(kv_cache=kv_cache))
+    (found,) = its.findings
+    assert found.code == code
+    assert "num_attention_heads" in found.message
+    assert "max_model_len and max_num_seqs" in found.remedy
+    assert its.models[0].planned_len == 8192
+    helped = of(unread, memory=Memory(kv_cache="4GiB"), max_model_len=4096, max_num_seqs=2)
+    assert not helped.violations
+    assert (helped.slots[0].effective.planned_len, helped.slots[0].effective.max_num_seqs) == (4096, 2)
+
+
+# --- Instances over several nodes. ---
+
+
+@pytest.mark.parametrize(("count", "refused"), [(1, True), (2, False)])
+def test_an_instance_over_several_nodes_is_refused_once_with_a_remedy(count: int, refused: bool) -> None:
+    topology = Machine(nodes=2, cores=8, node_bytes=64 * GIB).topology()
+    its = config(max_model_len=2048, max_num_seqs=2)
+    its = msgspec.structs.replace(its, layout=Layout(span_nodes=True, instances_per_socket=count))
+    made = make_plan(topology, its, {"m": PROFILE})
+    assert ("spans-nodes" in codes(made)) is refused
+    if refused:
+        (found,) = made.violations
+        assert "over nodes 0-1" in found.message
+        assert "instances_per_socket" in found.remedy
+    else:
+        assert not made.violations

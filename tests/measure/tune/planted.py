@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
 import numpy as np
 from support.plans import make_plan
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model
+from launcher.engines.vllm.arguments import overriding
 from launcher.machine.named import find_topology
 from launcher.machine.topology import Topology
-from launcher.measure.tune.layout import find_candidates
+from launcher.measure.tune.layout import find_candidates, with_layout
 from launcher.measure.tune.model import (
     Candidate,
     Candidates,
@@ -41,11 +41,8 @@ CONFIG = Config(models=(Model(name="model", path="model"),))
 
 
 def plan_of_layout(topology: Topology, config: Config, layout: Layout) -> dict[str, Any]:
-    chosen = msgspec.structs.replace(
-        config.layout, strategy=layout.strategy, instances_per_socket=layout.instances_per_socket,
-        reserve_cores=layout.reserve_cores, span_nodes=layout.span_nodes,
-    )  # fmt: skip
-    return plan_json(make_plan(topology, msgspec.structs.replace(config, layout=chosen), {}, cpus_only=True))
+    chosen = with_layout(config, layout, overriding)
+    return plan_json(make_plan(topology, chosen, {}, cpus_only=True))
 
 
 @functools.cache

@@ -147,3 +147,23 @@ def test_a_layout_replaces_the_limits_of_engine_args() -> None:
     command = msgspec.structs.replace(config, engine=Engine(EngineKind.COMMAND, command=("x",), args=args))
     others = engine_type(EngineKind.COMMAND).overriding
     assert with_layout(command, layout, others).engine.args == args, "another engine's arguments"
+
+
+def test_limits_that_memory_lowers_to_the_same_value_are_measured_once() -> None:
+    """As with llama.cpp, whose instance computes as many requests as its KV cache holds."""
+    topology, most = find_topology("epyc-9454-1p"), 40
+
+    def plan_of(layout: Layout) -> dict[str, Any]:
+        plan = plan_of_layout(topology, CONFIG, layout)
+        slots = [slot | {"max_num_seqs": min(most, slot["max_num_seqs"])} for slot in plan["slots"]]
+        return plan | {"slots": slots}
+
+    entered = find_candidates(topology, CONFIG, plan_of).entered
+    for i in {each.refines for each in entered if each.refines is not None}:
+        its = [entered[i], *(each for each in entered if each.refines == i)]
+        runs = [(each.plan["slots"], each.plan["reserved"]) for each in its]
+        assert all(run not in runs[:index] for index, run in enumerate(runs))
+    # 20 is half of the default's 40; 80 and 160 would be 40 again.
+    asked = {each.layout.max_num_seqs for each in entered if each.refines == 2}
+    assert asked <= {None, 20, 80}
+    assert 20 in asked
