@@ -99,7 +99,7 @@ def effective_config(
 
 
 def _check_model(model: Model) -> None:
-    if model.tensor_parallel_size > 1:
+    if model.tensor_parallel_size not in {1, "auto"}:
         raise LauncherError(
             f"cannot use tensor_parallel_size = {model.tensor_parallel_size} of model {model.name!r}: an instance of "
             "llama.cpp is one process without ranks",
