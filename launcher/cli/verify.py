@@ -55,6 +55,7 @@ def lines_of(slot: dict[str, Any]) -> list[str]:
     what = f"slot {slot['slot']}: {word}: {counted(found['threads'], 'thread')} of {processes} "
     what += "process" if processes == 1 else "processes"
     lines = [f"{what} on cpus {found['cpus']} (planned {slot['cpus']}), memory {policies}{share}"]
+    lines += map(_rank_line, found.get("ranks", ()))  # a daemon of an earlier version has none
     for difference in found["differences"]:
         lines += [
             f"  {difference['what']}",
@@ -62,3 +63,18 @@ def lines_of(slot: dict[str, Any]) -> list[str]:
             f"  + found:   {difference['found']}",
         ]
     return [*lines, *(f"  ! {process}" for process in found["foreign"])]
+
+
+def _rank_line(rank: dict[str, Any]) -> str:
+    node = "" if rank["node"] is None else f", memory of node {rank['node']}"
+    planned = f"(planned {rank['planned_cpus']}{node})"
+    if rank["pid"] is None:
+        return f"  rank {rank['rank']}: no process {planned}"
+    share = (
+        ""
+        if rank["bound_share"] is None
+        else f", {rank['bound_share']:.0%} of its pages on node {rank['node']}"
+    )
+    memory = ", ".join(rank["policies"]) or "not readable"
+    process = f"{rank['name']} (pid {rank['pid']})"
+    return f"  rank {rank['rank']}: {process} on cpus {rank['cpus']} {planned}, memory {memory}{share}"

@@ -72,8 +72,12 @@ class Model(Section, frozen=True):
         doc("Quantization of the checkpoint. Default: as in its config.json."),
     ] = None
     tensor_parallel_size: Annotated[
-        PositiveInt, doc("Ranks of one instance; its cores are divided into one cpu list per rank.")
-    ] = 1
+        PositiveInt | Literal["auto"],
+        doc(
+            'Ranks of one instance; its cores are divided into one cpu list per rank. "auto": 1 where an instance fits '
+            "on a NUMA node, else the fewest with which it fits on as many nodes, each rank on one."
+        ),
+    ] = "auto"
     weight_prepack: Annotated[
         bool | None,
         doc(
@@ -112,7 +116,11 @@ class Layout(Section, frozen=True):
     ] = None
     use_smt: Annotated[bool, doc("Also use the SMT siblings of each core.")] = False
     span_nodes: Annotated[
-        bool, doc("Allow an instance to span several NUMA nodes of its socket; costs memory bandwidth.")
+        bool,
+        doc(
+            "Allow an instance to span several NUMA nodes: the ranks of tensor_parallel_size each get nodes of their own, "
+            'and fewer instances_per_socket than nodes are placed. Not needed for tensor_parallel_size = "auto".'
+        ),
     ] = False
 
 

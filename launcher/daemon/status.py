@@ -74,9 +74,9 @@ class SlotStatus:
     in_flight: int
     """Requests that the proxy has sent to it and that have not ended."""
     socket: int
-    """Socket of its cores."""
+    """Socket of its lowest CPU; an instance of several ranks may have cores of others."""
     node: int | None
-    """NUMA node of its cores; null on a machine without NUMA."""
+    """NUMA node of its lowest CPU; null on a machine without NUMA."""
     cpus: str
     """CPU list, in the kernel's format."""
     omp_cpus: str
@@ -102,7 +102,8 @@ class SlotStatus:
     """Last check of threads and pages: `ok`, `processes`, `threads`, `cpus`, `bound_cpus`
     (with a thread bound to them alone), `policies`, `node_bytes`, `bound_share`, `libraries`, `differences` (`what`,
     `planned`, `found`), `problems` (the same as text), `foreign` (other processes on its CPUs), `misplaced_threads` (how
-    many may run outside its CPUs)."""
+    many may run outside its CPUs), `ranks` (of several tensor-parallel ranks: `rank`, `pid`, `name`, `cpus`, `planned_cpus`,
+    `node`, `policies`, `node_bytes`, `bound_share`)."""
     zentorch: Zentorch
     """ZenTorch: `found` (version), `active`."""
     max_num_seqs: int | None = None

@@ -127,10 +127,11 @@ def effective_config(
         model.max_num_batched_tokens,
     )
     told = slots_of((*engine.command, *engine.args), engine.env)
+    ranks = 1 if model.tensor_parallel_size == "auto" else model.tensor_parallel_size
     seqs = model.max_num_seqs if told is None else min(told, model.max_num_seqs)
     return EffectiveConfig(
         name=model.name, dtype=model.dtype, quantization=model.quantization,
-        tensor_parallel_size=model.tensor_parallel_size, max_model_len=length, max_num_seqs=seqs,
+        tensor_parallel_size=ranks, max_model_len=length, max_num_seqs=seqs,
         max_num_batched_tokens=step, step_tokens=step or seqs * (length or DEFAULT_MAX_MODEL_LEN),
         block_size=model.block_size or 1, kv_cache_dtype=None, kv_element_bytes=profile.kv_element_bytes, kv_bytes=None,
         kv_source="the engine's own", eager=False, hybrid=True,

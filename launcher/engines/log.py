@@ -29,6 +29,8 @@ class EngineLog:
     """A process below the main one ended by SIGKILL: by the kernel's out-of-memory killer, or by a user."""
     child_died: re.Pattern[str] = NEVER
     """A process below the main one ended by itself; the engine may then end in good order, with exit code 0."""
+    rank_died: re.Pattern[str] = NEVER
+    """The process of a tensor-parallel rank ended first, with the groups `rank` and `code`: a number or "None"."""
     prefix: re.Pattern[str] = re.compile(r"(?P<process>)(?P<level>(?!))?")
     """The logger's beginning of a line, with the groups `process` and `level`."""
     about_others: re.Pattern[str] = NEVER

@@ -44,6 +44,11 @@ _LINKS: Final = ("The above exception was the direct cause", "During handling of
 
 # Stands for the cause while processes of the instance still end: freeing hundreds of GiB takes seconds.
 EXITED: Final = "exited"
+UNHEALTHY: Final = "unhealthy"
+# Causes that are one process's: of several, it is said which.
+_OF_A_PROCESS: Final = frozenset(
+    {"killed-by-operator", "node-oom", "cgroup-oom", "native-crash", "missing-instruction-set", "unknown"}
+)
 
 OBSERVED: Final[tuple[Rule, ...]] = (
     rule(
@@ -63,7 +68,7 @@ OBSERVED: Final[tuple[Rule, ...]] = (
         Retry.NOW,
     ),
     rule(
-        "unhealthy", None,
+        UNHEALTHY, None,
         "its health path no longer answers 200",
         "read `numa-launcher logs SLOT`; it is being restarted", Retry.BACKOFF,
     ),
@@ -90,19 +95,59 @@ def diagnose(
     *,
     served: bool = False,
     kernel: KernelReport = NO_REPORT,
+    ranks: int = 1,
+    lost_rank: bool = False,
 ) -> Cause:
-    """The cause of an unrequested exit. `tail`: the last log lines, oldest first; `log`: the words of its engine.
+    """The cause of an unrequested exit. `tail`: the last log lines, oldest first; `log`: the words of its engine; `ranks`:
+    the instance's number of them.
 
     `served`: it was ready once, so its configuration is good, whatever it has printed since: one client's bad request
     can make an engine log what looks like a wrong setting, and must not forbid a restart.
+    `lost_rank`: it was killed because the process of a rank had ended; its own exit tells nothing.
 
     1. A kill by the kernel for lack of memory is proved by the kernel, and outweighs the log.
     2. The first rule with a line in the log.
     3. A process below the main one that was killed, or the main one by a signal that is sent: for lack of
        memory where the node was short of it or the kernel's log can't be read, else by a user. By a signal that
-       a fault raises: a crash in native code."""
+       a fault raises: a crash in native code.
+    4. Of several ranks, the one whose process ended first is named, and its exit counts: the others and the main process
+       end with it."""
+    died = _dead_rank(tail, log) if ranks > 1 or lost_rank else None
+    if died is not None:
+        ended = died.ended or (Exit(code=0, signal=None) if lost_rank else ended)
     cause = _of_kernel(ended, tail, log, kernel) or _of_log(str(ended), tail, log, served=served)
-    return cause or _of_signal(ended, tail, log, kernel, served=served)
+    cause = cause or _of_signal(ended, tail, log, kernel, served=served)
+    if died is None or cause.name not in _OF_A_PROCESS:
+        return cause
+    who = f"the process of rank {died.rank}" if ranks > 1 else "its worker process"
+    message = f"{cause.message}; {who} ended first"
+    if died.ended is None and cause.name == "unknown":
+        message = f"{who} ended, and the engine saw no exit code"
+    evidence = cause.evidence if died.line in cause.evidence else (died.line, *cause.evidence)
+    return replace(cause, message=message, evidence=evidence)
+
+
+@dataclass(frozen=True, slots=True)
+class _DeadRank:
+    rank: int
+    ended: Exit | None
+    """None: the engine saw no exit code."""
+    line: str
+
+
+def _dead_rank(tail: Sequence[str], log: EngineLog) -> _DeadRank | None:
+    """The first rank whose process ended, by the log."""
+    for line in tail:
+        if match := log.rank_died.search(line):
+            code = None if match["code"] == "None" else int(match["code"])
+            ended = None if code is None else Exit(None, -code) if code < 0 else Exit(code, None)
+            return _DeadRank(int(match["rank"]), ended, line)
+    return None
+
+
+def rank_died(tail: Sequence[str], log: EngineLog) -> bool:
+    """Whether the log says that the process of a rank has ended."""
+    return any(map(log.rank_died.search, tail))
 
 
 def _of_kernel(ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport) -> Cause | None:
@@ -277,9 +322,14 @@ def exited() -> Cause:
     return Cause(EXITED, "its main process has ended", "", Retry.BACKOFF)
 
 
+def part_exited() -> Cause:
+    """Until the exit is diagnosed: a process below the main one has ended, and the rest is of no use."""
+    return Cause(EXITED, "one of its processes has ended", "", Retry.BACKOFF)
+
+
 def hung_or_dead(detail: str) -> Cause:
     """The cause when a running instance reports that it is not healthy."""
-    return replace(rule_of("unhealthy").cause("", ()), message=detail)
+    return replace(rule_of(UNHEALTHY).cause("", ()), message=detail)
 
 
 def hung(evidence: tuple[str, ...]) -> Cause:

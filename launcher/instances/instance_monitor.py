@@ -15,7 +15,7 @@ from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Engine, Expected
 from launcher.engines.causes import Cause
 from launcher.engines.log import Accelerator
-from launcher.instances.diagnosis import diagnose
+from launcher.instances.diagnosis import UNHEALTHY, diagnose, part_exited, rank_died
 from launcher.instances.instance import Instance
 from launcher.instances.output import LogLine, LogTail
 from launcher.instances.ports import Caches, Exit, Prober, Process, Traffic
@@ -148,6 +148,7 @@ class InstanceMonitor:
         self._is_current = is_current
         self._exit: Running | None = None
         self._probes: Running | None = None
+        self._lost_rank = False
         self._watcher = Watcher(
             slot, instance, engine=engine, prober=surroundings.prober, traffic=surroundings.traffic,
             settings=surroundings.settings, clock=surroundings.clock, is_current=is_current,
@@ -193,7 +194,10 @@ class InstanceMonitor:
         if instance.oom is not None:
             kernel = instance.oom.report(instance.pids, instance.nodes)
             instance.oom.close()
-        return diagnose(ended, self._last_lines(), self._engine.log, served=instance.served, kernel=kernel)
+        return diagnose(
+            ended, self._last_lines(), self._engine.log, served=instance.served, kernel=kernel,
+            ranks=self._slot.effective.tensor_parallel_size, lost_rank=self._lost_rank,
+        )  # fmt: skip
 
     async def _probe(self, address: Address) -> None:
         """Until the instance is ready, then for its health. A probe that raises starts this again."""
@@ -207,6 +211,9 @@ class InstanceMonitor:
                 if found:
                     self._on_ready()
             if cause is not None:
+                # An engine whose rank died answers 503 before it ends; the log tells more.
+                if cause.name == UNHEALTHY and rank_died(self._last_lines(), self._engine.log):
+                    self._lost_rank, cause = True, part_exited()
                 self._on.post(ProbeFailed(self.instance.generation, cause))
                 await asyncio.sleep(self._on.settings().recheck_s)  # a quarantined instance is probed further
 

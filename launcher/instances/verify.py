@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -35,6 +35,26 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
+class RankFound:
+    """Threads and pages of one tensor-parallel rank."""
+
+    rank: int
+    pid: int | None
+    """The process with the most threads that are bound to cpus of the rank's list; None: there is none."""
+    name: str
+    cpus: str
+    """Cpus of the list that have a thread of that process bound to them, or to the list."""
+    planned_cpus: str
+    node: int | None
+    """The node that its memory is planned on; None without NUMA."""
+    policies: tuple[str, ...]
+    node_bytes: Mapping[int, int]
+    """Its anonymous memory by node."""
+    bound_share: float | None
+    """Share of it on the planned node; None where it can't be read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """The result of a comparison. `status` shows it unchanged."""
 
@@ -60,6 +80,8 @@ class Verification:
     """Other processes that are pinned to this slot's cpus; they do not affect `ok`."""
     misplaced_threads: int = 0
     """Threads that may run outside the slot's cpus."""
+    ranks: tuple[RankFound, ...] = ()
+    """Of an instance with several tensor-parallel ranks: where each of them is."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ok", not self.differences)
@@ -78,7 +100,8 @@ def verify(
     1. Every thread's allowed cpus lie inside the slot's set.
     2. With strict binding, every process's mappings are bound to the slot's nodes and to no other, and
        MIN_BOUND_SHARE of the anonymous memory lies there.
-    3. On every cpu of each rank's OpenMP list a thread is bound, to it or to the list.
+    3. On every cpu of each rank's OpenMP list a thread is bound, to it or to the list. Several ranks have a process each,
+       of which 2. holds with the rank's own node.
     4. The libraries that were asked for are mapped.
     5. Other processes pinned to the slot's cpus are reported, but are no difference."""
     node_bytes: Counter[int] = Counter()
@@ -88,11 +111,16 @@ def verify(
     inside = sum(size for node, size in node_bytes.items() if node in placement.membind)
     share = inside / total if total and placement.membind else None
     mapped = frozenset[str]().union(*(process.libraries for process in facts))
+    ranks = tuple(_ranks(placement, expected.omp_cpus, facts)) if len(expected.omp_cpus) > 1 else ()
     differences = (
         [
             *_threads(placement, facts),
             *(_memory(placement, facts, node_bytes, share) if expected.binds_memory else ()),
-            *_openmp(expected.omp_cpus, facts),
+            *(
+                _of_ranks(ranks, binds_memory=expected.binds_memory)
+                if ranks
+                else _openmp(expected.omp_cpus, facts)
+            ),
             *_libraries(expected.libraries, mapped),
         ]
         if facts
@@ -110,6 +138,7 @@ def verify(
         differences=tuple(differences),
         misplaced_threads=sum(_stray(placement, process)[0].total() for process in facts),
         foreign=tuple(_foreign(placement.cpus, others)),
+        ranks=ranks,
     )
 
 
@@ -149,8 +178,7 @@ def _memory(
     for process in facts:
         if process.allowed_nodes and process.allowed_nodes <= placement.membind:
             continue  # its cpuset binds it, as a container's does, whatever its policy is
-        # A mapping without a policy of its own shows the task's, so a bound process shows nothing else.
-        foreign = {policy for policy in process.policies if not _binds_inside(policy, placement.membind)}
+        foreign = _foreign_policies(process.policies, placement.membind)
         if foreign:
             yield Difference(
                 f"memory policy of {process.name} (pid {process.pid})",
@@ -158,14 +186,24 @@ def _memory(
                 ", ".join(sorted(foreign)),
             )
     if share is not None and share < MIN_BOUND_SHARE:
-        lie = ", ".join(
-            f"{size >> 20} MiB on node {node}" for node, size in sorted(node_bytes.items()) if size
-        )
         yield Difference(
             "memory",
             f"at least {MIN_BOUND_SHARE:.0%} on node {placement.membind}",
-            f"{share:.0%} there ({lie})",
+            f"{share:.0%} there ({_lie(node_bytes)})",
         )
+
+
+def _lie(node_bytes: Mapping[int, int]) -> str:
+    return ", ".join(f"{size >> 20} MiB on node {node}" for node, size in sorted(node_bytes.items()) if size)
+
+
+def _foreign_policies(policies: Iterable[str], nodes: CpuSet) -> list[str]:
+    """Policies of a process that do not bind it to `nodes`. A mapping without a policy of its own shows the task's, so a
+    bound process shows nothing else, but for buffers of OpenBLAS, numpy's, which are "local" (driver/others/memory.c,
+    my_mbind): of two pages, and on the node of their thread, whose cpus are compared as well."""
+    its = set(policies)
+    foreign = sorted(policy for policy in its if not _binds_inside(policy, nodes))
+    return [] if foreign == ["local"] and len(its) > 1 else foreign
 
 
 def _binds_inside(policy: str, nodes: CpuSet) -> bool:
@@ -198,6 +236,69 @@ def _openmp(lists: Sequence[CpuSet], facts: Sequence[ProcessFacts]) -> Iterator[
                 f"one on each of cpus {cpus}",
                 f"bound to cpus {single & cpus or 'none of them'}",
             )
+
+
+def _ranks(
+    placement: Placement, lists: Sequence[CpuSet], facts: Sequence[ProcessFacts]
+) -> Iterator[RankFound]:
+    """The process of each rank: the one that has the most of the rank's cpus."""
+    nodes = placement.rank_nodes if placement.membind and len(placement.rank_nodes) == len(lists) else ()
+    for rank, cpus in enumerate(lists):
+        process = max(facts, key=lambda its: len(_bound_to(cpus, its)), default=None)
+        bound = CpuSet() if process is None else _bound_to(cpus, process)
+        node = nodes[rank] if nodes else None
+        if process is None or not bound:
+            yield RankFound(rank, None, "", "", str(cpus), node, (), {}, None)
+            continue
+        node_bytes = dict(sorted(process.node_bytes))
+        total = sum(node_bytes.values())
+        yield RankFound(
+            rank, process.pid, process.name, str(bound), str(cpus), node, tuple(sorted(process.policies)), node_bytes,
+            node_bytes.get(node, 0) / total if total and node is not None else None,
+        )  # fmt: skip
+
+
+def _bound_to(cpus: CpuSet, process: ProcessFacts) -> CpuSet:
+    """Cpus of an OpenMP list that have a thread of the process: bound to one of them, or to the list as one place."""
+    if any(group.cpus == cpus for group in process.groups):
+        return cpus
+    return cpus & _single((process,))
+
+
+def _of_ranks(ranks: Sequence[RankFound], *, binds_memory: bool) -> Iterator[Difference]:
+    owners: dict[int, int] = {}
+    for its in ranks:
+        if its.cpus != its.planned_cpus:
+            yield Difference(
+                f"OpenMP threads of rank {its.rank}",
+                f"one on each of cpus {its.planned_cpus}, all of one process",
+                "none is bound to one of them"
+                if its.pid is None
+                else f"those of {its.name} (pid {its.pid}) are bound to cpus {its.cpus}",
+            )
+        if its.pid is None:
+            continue
+        if (other := owners.setdefault(its.pid, its.rank)) != its.rank:
+            yield Difference(
+                f"process of rank {its.rank}",
+                "one of its own",
+                f"{its.name} (pid {its.pid}), as rank {other}",
+            )
+        elif binds_memory and its.node is not None:
+            yield from _memory_of(its, CpuSet((its.node,)))
+
+
+def _memory_of(rank: RankFound, node: CpuSet) -> Iterator[Difference]:
+    what = f"rank {rank.rank}, {rank.name} (pid {rank.pid})"
+    foreign = _foreign_policies(rank.policies, node)
+    if foreign:
+        yield Difference(f"memory policy of {what}", f"bind:{node}", ", ".join(foreign))
+    if rank.bound_share is not None and rank.bound_share < MIN_BOUND_SHARE:
+        yield Difference(
+            f"memory of {what}",
+            f"at least {MIN_BOUND_SHARE:.0%} on node {node}",
+            f"{rank.bound_share:.0%} there ({_lie(rank.node_bytes)})",
+        )
 
 
 def _libraries(wanted: Sequence[frozenset[str]], mapped: frozenset[str]) -> Iterator[Difference]:

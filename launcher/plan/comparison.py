@@ -19,7 +19,6 @@ from launcher.base.text import format_size
 from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Topology
 from launcher.models.profile import ModelProfile
-from launcher.plan.memory import rank_nodes
 from launcher.plan.plan import Plan, Planning, Slot
 from launcher.plan.planner import make_plan
 
@@ -100,7 +99,7 @@ def _reach(
     for cpu in firsts.values():
         if cpu in domain_of:
             l3_cores[domain_of[cpu]] = l3_cores.get(domain_of[cpu], 0) + 1
-    nodes = tuple(sorted(set(rank_nodes(slot, topology))))
+    nodes = tuple(sorted(set(slot.placement.rank_nodes)))
     channels = [topology.node(node).memory_channels for node in nodes]
     known = [count for count in channels if count is not None]
     return Reach(

@@ -3,9 +3,9 @@
 1. A node has MemTotal less its pools of huge pages, limited to its share of the cgroup's memory limit (in
    proportion to the nodes in use).
 2. Of it the reserve stays free for the kernel and page tables, and a share for the page cache of weight files.
-3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted; each
-   instance its overhead: the engine's `Planning.demand`. A rank is charged to the node of its first cpu, also where the
-   instance spans nodes.
+3. Each tensor-parallel rank takes its share of the weights, with the peak while they are converted, and its overhead;
+   the first also that of the instance's other processes: the engine's `Planning.demand`. A rank is charged to the node
+   of its first cpu (`Placement.rank_nodes`), also where the instance spans nodes.
 4. An explicit KV cache is taken as given, per rank. "auto" divides the remaining memory of the node evenly over
    the ranks on it, never more than max_num_seqs requests of max_model_len can fill, in steps of 128 MiB, or of
    1 GiB where the engine takes no other.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
@@ -25,7 +25,7 @@ import msgspec
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB, counted, format_size
-from launcher.config.schema import Config, Strategy
+from launcher.config.schema import Config
 from launcher.machine.topology import Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import (
@@ -47,6 +47,18 @@ MAX_RESERVE_BYTES: Final = 8 * GIB
 RESERVE_SHARE: Final = Fraction(5, 100)
 
 
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """Slots with their KV cache sizes, the ledger by node, and findings."""
+
+    slots: tuple[Slot, ...]
+    ledger: tuple[LedgerRow, ...]
+    findings: tuple[Finding, ...]
+    too_large: Mapping[str, str]
+    """Models of which one instance, with one of each other model there and the KV cache of one request for each, does not
+    fit on one of its nodes; each with the figures. The largest comes first."""
+
+
 def fill_memory(
     topology: Topology,
     config: Config,
@@ -56,9 +68,9 @@ def fill_memory(
     *,
     planning: Planning | None,
     accepts: Accepts = untried,
-) -> tuple[tuple[Slot, ...], tuple[LedgerRow, ...], tuple[Finding, ...]]:
-    """The slots with their KV cache sizes, the ledger by node, and findings. `planning` is the engine's. Without it, and for
-    an engine whose memory is not planned, nothing is needed and no KV cache sized.
+) -> Filled:
+    """The slots with their memory. `planning` is the engine's. Without it, and for an engine whose memory is not planned,
+    nothing is needed and no KV cache sized.
 
     Raises LauncherError for a size in [memory] that cannot be read."""
     findings: list[Finding] = []
@@ -66,7 +78,7 @@ def fill_memory(
     planned = demand_of is not None
     demands = []
     for slot in slots:
-        ranks, profile = rank_nodes(slot, topology), profiles.get(slot.model.name, UNKNOWN)
+        ranks, profile = slot.placement.rank_nodes, profiles.get(slot.model.name, UNKNOWN)
         demands.append(
             Demand(slot, ranks[:1]) if demand_of is None else demand_of(slot, ranks, config, profile, facts)
         )
@@ -89,9 +101,34 @@ def fill_memory(
     if planning is not None and planning.whole_requests:
         needs = {demand.slot.id: demand.need_bytes for demand in demands}
         sized = tuple(_limited(slot, needs[slot.id]) for slot in sized)
+    too_large: dict[str, str] = {}
+    for name, why in _larger_than_node(short, demands):
+        too_large.setdefault(name, why)
     if not topology.has_numa:
         ledger = tuple(replace(row, node=None) for row in ledger)
-    return sized, ledger, tuple(findings)
+    return Filled(sized, ledger, tuple(findings), too_large)
+
+
+def _larger_than_node(short: Sequence[LedgerRow], demands: Sequence[Demand]) -> Iterator[tuple[str, str]]:
+    for row in short:
+        node, room = row.node or 0, _room(row)
+        sizes: dict[str, tuple[int, int]] = {}
+        for demand in demands:
+            if demand.slot.id in row.slots:
+                sizes[demand.slot.model.name] = demand.least_on(node), len(demand.nodes)
+        together = sum(size for size, _ in sizes.values())
+        for name, (size, ranks) in (
+            sorted(sizes.items(), key=lambda its: -its[1][0]) if together > room else ()
+        ):
+            beside = f" beside {format_size(together - size)} of other models" if together > size else ""
+            what = "an instance" if ranks == 1 else f"a rank of {ranks}"
+            why = f"{what} needs {format_size(size)} with the KV cache of one request{beside}"
+            yield name, f"{why}, and node {node} has {format_size(room)}"
+
+
+def _room(row: LedgerRow) -> int:
+    """Memory of a node for instances."""
+    return row.total_bytes - row.reserve_bytes - row.page_cache_bytes
 
 
 def _limited(slot: Slot, need_bytes: int) -> Slot:
@@ -101,17 +138,6 @@ def _limited(slot: Slot, need_bytes: int) -> Slot:
     most = max(1, slot.kv_cache_bytes // need_bytes)
     limit = min(slot.effective.max_num_seqs, most)
     return replace(slot, effective=replace(slot.effective, max_num_seqs=limit))
-
-
-def rank_nodes(slot: Slot, topology: Topology) -> tuple[int, ...]:
-    """The memory node of each rank: that of its lowest OpenMP cpu, or the node that the slot is bound to instead."""
-    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
-    membind = slot.placement.membind
-    found: list[int] = []
-    for cpus in slot.placement.omp_cpus:
-        node = node_of[cpus.first]
-        found.append(node if node in membind or not membind else membind.first)
-    return tuple(found)
 
 
 def _totals(topology: Topology, nodes: Sequence[int]) -> dict[int, int]:
@@ -142,7 +168,8 @@ def _size_kv(demands: Sequence[Demand], budgets: Mapping[int, int]) -> Mapping[i
     left = dict(budgets)
     waiting: dict[int, int] = defaultdict(int)
     for demand in demands:
-        left[demand.nodes[0]] -= demand.overhead_bytes
+        for node in set(demand.nodes):
+            left[node] -= demand.overhead_on(node)
         for node in demand.nodes:
             left[node] -= demand.weights_bytes + demand.peak_bytes + (demand.given_bytes or 0)
             waiting[node] += demand.given_bytes is None
@@ -193,7 +220,7 @@ def _lines(node: int, demand: Demand, kv_bytes: int) -> Iterator[LedgerLine]:
     sizes = {
         "weights": demand.weights_bytes * ranks,
         "peak": demand.peak_bytes * ranks,
-        "overhead": demand.overhead_bytes if demand.nodes[0] == node else 0,
+        "overhead": demand.overhead_on(node),
         "KV": kv_bytes * ranks,
     }
     for what, size in sizes.items():
@@ -297,14 +324,12 @@ def _binding_limit(topology: Topology) -> int | None:
 
 def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:
     """Whether the largest instance does not fit alone and without KV cache."""
-    left = row.total_bytes - row.reserve_bytes - row.page_cache_bytes
-    return max(_without_kv(demand, row) for demand in here) > left
+    return max(_without_kv(demand, row) for demand in here) > _room(row)
 
 
 def _without_kv(demand: Demand, row: LedgerRow) -> int:
-    ranks = demand.nodes.count(row.node or 0)
-    whole = demand.overhead_bytes if demand.nodes[0] == (row.node or 0) else 0
-    return (demand.weights_bytes + demand.peak_bytes) * ranks + whole
+    node = row.node or 0
+    return (demand.weights_bytes + demand.peak_bytes) * demand.nodes.count(node) + demand.overhead_on(node)
 
 
 def _figures(row: LedgerRow) -> str:
@@ -339,7 +364,7 @@ def _larger_node(
     need = max(_without_kv(demand, row) + demand.need_bytes for demand in here)
     wide = sum(node.memory_bytes - node.hugepages_bytes for node in nodes)
     limited = _binding_limit(topology) is not None
-    found = [*_ranks_over(len(nodes), config, accepts)]
+    found = [*_ranks_over(config, accepts)]
     if not limited and len(nodes) > 1 and need < wide - row.reserve_bytes - row.page_cache_bytes:
         found.append(
             f"let the firmware (BIOS) make one node of the socket's {len(nodes)}: NPS1, no L3 as NUMA, no sub-NUMA "
@@ -348,25 +373,16 @@ def _larger_node(
     return ", or ".join([*found, "use a smaller or quantized model" + (", or add memory" * (not limited))])
 
 
-def _ranks_over(nodes: int, config: Config, accepts: Accepts) -> Iterator[str]:
-    """The most ranks with which the plan is accepted: each on a node of its own, if there are as many."""
+def _ranks_over(config: Config, accepts: Accepts) -> Iterator[str]:
+    """As many nodes for an instance as it needs, if the plan is then accepted."""
     if len(config.models) != 1:
         return
-    layout = msgspec.structs.replace(
-        config.layout, span_nodes=True, instances_per_socket=1,
-        strategy=Strategy.CONTIGUOUS if config.layout.strategy is Strategy.PER_NODE else config.layout.strategy,
-    )  # fmt: skip
-    for ranks in range(nodes, 1, -1):
-        model = msgspec.structs.replace(config.models[0], tensor_parallel_size=ranks)
-        if accepts(msgspec.structs.replace(config, models=(model,), layout=layout)):
-            how = (
-                "" if layout.strategy is config.layout.strategy else f', strategy = "{layout.strategy.value}"'
-            )
-            yield (
-                f"set tensor_parallel_size = {ranks}, layout.span_nodes = true, layout.instances_per_socket = 1{how}: "
-                "the ranks of an instance are then on several nodes"
-            )
-            return
+    model = msgspec.structs.replace(config.models[0], tensor_parallel_size="auto")
+    layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
+    if accepts(msgspec.structs.replace(config, models=(model,), layout=layout)):
+        keys = ['tensor_parallel_size = "auto"'] * (config.models[0].tensor_parallel_size != "auto")
+        keys += ['layout.instances_per_socket = "auto"'] * (config.layout.instances_per_socket != "auto")
+        yield f"set {' and '.join(keys)}: an instance then has ranks on as many nodes as it needs"
 
 
 def _too_small(demands: Sequence[Demand]) -> Iterator[Finding]:

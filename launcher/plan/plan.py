@@ -34,6 +34,9 @@ class Placement:
     """One list per tensor-parallel rank; together a subset of `cpus`."""
     remote: bool = False
     """Some of `cpus` are on a node whose memory cannot be used: the engine must be told `membind`."""
+    rank_nodes: tuple[int, ...] = ()
+    """Memory node of each rank, in the order of `omp_cpus`: that of its lowest cpu, or the node that it is bound to instead.
+    Empty: the ranks have no nodes of their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +175,9 @@ class Demand:
     peak_bytes: int = 0
     """Of one rank: temporary memory for converting the weights."""
     overhead_bytes: int = 0
-    """Of the whole instance, charged to its first node."""
+    """Of the first rank, and of the processes that are no rank's; charged to the first rank's node."""
+    rank_overhead_bytes: int = 0
+    """Of each further rank."""
     page_cache_bytes: int = 0
     """Of the weight files, shared by the instances of a node."""
     need_bytes: int = 0
@@ -193,6 +198,28 @@ class Demand:
     """An automatic KV cache is a multiple of this."""
     sources: tuple[tuple[str, str], ...] = ()
     """Sources of the figures: weights, peak, overhead, page cache, KV."""
+
+    def overhead_on(self, node: int) -> int:
+        """Overhead of its ranks on a node."""
+        further = self.nodes[1:].count(node)
+        return (self.overhead_bytes if self.nodes[0] == node else 0) + further * self.rank_overhead_bytes
+
+    def least_on(self, node: int) -> int:
+        """Memory of its ranks on a node with the explicit KV cache, else with that of one request."""
+        kv = self.need_bytes if self.given_bytes is None else self.given_bytes
+        ranks = self.nodes.count(node)
+        return ranks * (self.weights_bytes + self.peak_bytes + kv) + self.overhead_on(node)
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenRanks:
+    """The number of ranks of a model with tensor_parallel_size = "auto"."""
+
+    model: str
+    ranks: int
+    why: str
+    on_one_node: bool
+    """An instance fits on one node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +259,8 @@ class Plan:
     """Of each `[[models]]` entry, in the order of the file; also of those without slots."""
     needs: tuple[ModelNeeds, ...] = ()
     """One entry for each model whose files are here and can be read."""
+    chosen_ranks: tuple[ChosenRanks, ...] = ()
+    """One entry for each model with tensor_parallel_size = "auto", where the engine has ranks."""
 
     @property
     def violations(self) -> tuple[Finding, ...]:
@@ -335,5 +364,7 @@ class Planning:
     an engine that is not told how much memory it takes: nothing is planned then."""
     needs: Callable[[EffectiveConfig, ModelProfile], ModelNeeds] | None = None
     """The needs of a model whose files are known."""
+    divides: Callable[[ModelProfile, int], bool] | None = None
+    """Whether the engine can split a model over a number of ranks. None: its instances have no ranks."""
     whole_requests: bool = False
     """Its instances reserve KV cache for whole requests of full length: they run no more at once than theirs holds."""

@@ -51,6 +51,10 @@ def plan_json(plan: Plan, extra: Mapping[int, Mapping[str, Any]] | None = None) 
             for finding in (*plan.violations, *plan.warnings)
         ],
         "models": [needs_json(its) for its in plan.needs],
+        "chosen_ranks": [
+            {"model": its.model, "tensor_parallel_size": its.ranks, "why": its.why}
+            for its in plan.chosen_ranks
+        ],
         "ledger": [_row_json(row) for row in plan.ledger],
         "start_order": [list(group) for group in plan.start_order],
     }
@@ -88,6 +92,10 @@ def to_text(plan: Plan, topology: Topology) -> str:
     lines.append("")
     head = ["slot", "model", "socket", "node", "cores", "cpus", "openmp", "membind", "KV"]
     lines += table([head, *(_slot_row(slot, topology) for slot in plan.slots)])
+    for chosen in (each for each in plan.chosen_ranks if not each.on_one_node):
+        lines += wrap(
+            f"tensor_parallel_size of {chosen.model}: {chosen.ranks}, as {chosen.why}", width=_WIDTH
+        )
     lines += ["", f"reserved for proxy and OS: {plan.reserved or 'none'}", ""]
     head = ["node", "memory", "reserve", "cache", "weights", "peak", "overhead", "KV", "left", "slots"]
     lines += table([head, *(_ledger_row(row) for row in plan.ledger)])

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config, Strategy
 from launcher.machine.topology import Core, Topology
 from launcher.models.profile import UNKNOWN, ModelProfile
-from launcher.plan.memory import fill_memory
+from launcher.plan.memory import Filled, fill_memory
 from launcher.plan.plan import (
     NO_FACTS,
     Accepts,
+    ChosenRanks,
     EffectiveConfig,
     Facts,
     Finding,
@@ -29,15 +32,19 @@ from launcher.plan.plan import (
     violation,
     warning,
 )
+from launcher.plan.ranks import choose_ranks
 from launcher.plan.rules_host import SECRETS_RULES
 from launcher.plan.rules_placement import PLACEMENT_RULES
 from launcher.plan.strategies import Cut, CutError, cutter, kinds_of, runs
 from launcher.plan.zones import (
+    Instance,
     Part,
     Zone,
     parts_of,
+    possible_widths,
     quota_cpus,
     reserve,
+    takes,
     usable_cores,
     within_quota,
     zones_of,
@@ -95,59 +102,189 @@ def make_plan(
     3. The other cores are grouped by (socket, node), instances are counted (`zones.zones_of`), and zones
        are divided (`strategies`).
     4. Slots are numbered by model, then socket, then node, then order within the zone.
-    5. Memory is added (`memory`), and the plan is checked (`lint`).
+    5. Memory is added (`memory`). Steps 2 to 5 are repeated where tensor_parallel_size is "auto" (`ranks`).
+    6. The plan is checked (`lint`).
 
     Raises LauncherError for a size in [memory] or a value in engine.args that cannot be read."""
-    findings: list[Finding] = []
-    machine = topology
 
     def accepts(other: Config) -> bool:
         if not advise:
             return False
         try:
             tried = make_plan(
-                machine, other, profiles, facts, planning=planning, cpus_only=cpus_only, advise=False
+                topology, other, profiles, facts, planning=planning, cpus_only=cpus_only, advise=False
             )
         except LauncherError:  # the engine cannot follow it
             return False
         return not tried.violations
 
+    chosen = () if cpus_only else _choose_ranks(topology, config, profiles, facts, planning)
+    ranks = {each.model: each.ranks for each in chosen}
+    its = _draft(
+        topology,
+        config,
+        profiles,
+        facts,
+        ranks=ranks,
+        planning=planning,
+        accepts=accepts,
+        cpus_only=cpus_only,
+    )
+    plan = Plan(
+        strategy=config.layout.strategy, slots=its.filled.slots, reserved=its.reserved,
+        usable=its.topology.allowed - its.reserved, ledger=its.filled.ledger,
+        findings=(*its.findings, *its.filled.findings), models=its.models,
+        needs=tuple(_needs(planning, its.models, profiles)), chosen_ranks=chosen,
+    )  # fmt: skip
+    found = lint(plan, its.topology, config, profiles, facts, planning=planning, accepts=accepts)
+    return replace(plan, findings=(*plan.findings, *found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A plan that is not checked yet."""
+
+    topology: Topology
+    """With the cpus of layout.cpus only."""
+    models: tuple[EffectiveConfig, ...]
+    reserved: CpuSet
+    filled: Filled
+    findings: tuple[Finding, ...]
+    """Those on the cpus."""
+
+
+def _draft(
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts,
+    *,
+    ranks: Mapping[str, int],
+    planning: Planning,
+    accepts: Accepts,
+    cpus_only: bool,
+) -> _Draft:
+    """Steps 1 to 5 of `make_plan`, with the chosen `ranks` of models that leave them open."""
+    findings: list[Finding] = []
     if config.layout.cpus is not None:
         topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
     cores = usable_cores(topology)
     models = tuple(
-        planning.settings(model, config, profiles.get(model.name, UNKNOWN), topology.cpu)
+        planning.settings(
+            msgspec.structs.replace(model, tensor_parallel_size=ranks[model.name])
+            if model.name in ranks
+            else model,
+            config, profiles.get(model.name, UNKNOWN), topology.cpu,
+        )
         for model in config.models
-    )
-    reserved, cores = _divide(cores, topology, config, models, findings)
+    )  # fmt: skip
+    widths = _widths(config, models, ranks, parts_of(cores))
+    reserved, cores = _divide(cores, topology, config, models, findings, widths=widths)
     parts = parts_of(cores)
     if not parts:
         findings.append(_no_cpus(topology))
-    zones = zones_of(parts, config.models, config.layout, topology, findings)
+    zones = zones_of(
+        parts,
+        config.models,
+        config.layout,
+        topology,
+        findings,
+        ranks=[its.tensor_parallel_size for its in models],
+        widths=widths,
+    )
     targets = memory_nodes(topology, (part for zone in zones for part in zone.parts))
-    placed: list[tuple[int, Placement]] = []
-    for zone in zones:
-        placed.extend(_place(zone, topology, config, models, findings, targets=targets, planning=planning))
+    placed = [
+        (model, _place(models[model], areas, topology, config, findings, targets=targets, planning=planning))
+        for model, areas in _areas(zones, topology, config, models, findings)
+    ]
     placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
     if planning.binds_itself:
         placed = _over_emulated_nodes(placed, topology)
     slots = tuple(
-        Slot(i, config.models[model], models[model], placement, kv_cache_bytes=None)
+        Slot(
+            i, config.models[model], models[model],
+            replace(placement, rank_nodes=_rank_nodes(placement, topology)), kv_cache_bytes=None,
+        )
         for i, (model, placement) in enumerate(placed)
-    )
-    slots, ledger, memory_findings = fill_memory(
+    )  # fmt: skip
+    filled = fill_memory(
         topology, config, slots, profiles, facts, planning=None if cpus_only else planning, accepts=accepts
     )
     if cpus_only:
         findings.append(_MEMORY_NOT_PLANNED)
-    reserved_cpus = _union(core.cpus for core in reserved)
-    plan = Plan(
-        strategy=config.layout.strategy, slots=slots, reserved=reserved_cpus,
-        usable=topology.allowed - reserved_cpus, ledger=ledger, findings=(*findings, *memory_findings),
-        models=models, needs=tuple(_needs(planning, models, profiles)),
-    )  # fmt: skip
-    found = lint(plan, topology, config, profiles, facts, planning=planning, accepts=accepts)
-    return replace(plan, findings=(*plan.findings, *found))
+    return _Draft(topology, models, _union(core.cpus for core in reserved), filled, tuple(findings))
+
+
+def _choose_ranks(
+    topology: Topology,
+    config: Config,
+    profiles: Mapping[str, ModelProfile],
+    facts: Facts,
+    planning: Planning,
+) -> tuple[ChosenRanks, ...]:
+    """The ranks of each model that leaves them open and whose files are known.
+
+    instances_per_socket does not count for whether an instance fits on a node: fewer than nodes are placed only with
+    ranks on each (`zones.possible_widths`), or with span_nodes."""
+    divides, candidates = planning.divides, {}
+    if divides is None or planning.demand is None:
+        return ()
+    allowed = (
+        topology.allowed
+        if config.layout.cpus is None
+        else topology.allowed & CpuSet.parse(config.layout.cpus)
+    )
+    parts = parts_of(usable_cores(replace(topology, allowed=allowed)))
+    for model in config.models:
+        profile = profiles.get(model.name, UNKNOWN)
+        if model.tensor_parallel_size == "auto" and profile.known:
+            # engine.args may give a number of their own.
+            free = all(
+                planning.settings(
+                    msgspec.structs.replace(model, tensor_parallel_size=ranks), config, profile, topology.cpu
+                ).tensor_parallel_size
+                == ranks
+                for ranks in (1, 2)
+            )
+            if free:
+                numbers = possible_widths(parts, model, config.layout)
+                candidates[model.name] = [ranks for ranks in numbers if divides(profile, ranks)]
+    layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
+    tried = msgspec.structs.replace(config, layout=layout)
+
+    def too_large(ranks: Mapping[str, int]) -> Mapping[str, str]:
+        draft = _draft(
+            topology, tried, profiles, facts, ranks=ranks, planning=planning, accepts=untried, cpus_only=False
+        )
+        return draft.filled.too_large
+
+    return choose_ranks(candidates, too_large) if candidates else ()
+
+
+def _widths(
+    config: Config, models: Sequence[EffectiveConfig], chosen: Mapping[str, int], parts: Sequence[Part]
+) -> list[int]:
+    """Nodes that the ranks of one instance are spread over, for each model; 1: the layout decides. Ranks that the operator
+    set are spread by layout.span_nodes, over the most nodes that their number can be divided by."""
+    layout, widths = config.layout, []
+    spread = layout.span_nodes and layout.instances_per_socket == "auto"
+    for model, its in zip(config.models, models, strict=True):
+        ranks = its.tensor_parallel_size
+        if model.name in chosen:
+            widths.append(ranks)
+        elif spread and ranks > 1:
+            nodes = sum(takes(model, part) for part in parts)
+            widths.append(max((n for n in range(1, min(ranks, nodes) + 1) if ranks % n == 0), default=1))
+        else:
+            widths.append(1)
+    return widths
+
+
+def _rank_nodes(placement: Placement, topology: Topology) -> tuple[int, ...]:
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+    membind = placement.membind
+    nodes = (node_of[cpus.first] for cpus in placement.omp_cpus)
+    return tuple(node if node in membind or not membind else membind.first for node in nodes)
 
 
 def _needs(
@@ -167,6 +304,8 @@ def _divide(
     config: Config,
     models: Sequence[EffectiveConfig],
     findings: list[Finding],
+    *,
+    widths: Sequence[int],
 ) -> tuple[tuple[Core, ...], tuple[Core, ...]]:
     """The reserved cores, and those for instances."""
     layout, limit = config.layout, quota_cpus(topology)
@@ -179,7 +318,7 @@ def _divide(
     if limit is None:
         return reserved, rest
     ranks = [model.tensor_parallel_size for model in models]
-    asks = list(zip(config.models, ranks, strict=True))
+    asks = list(zip(config.models, ranks, widths, strict=True))
     return reserved, within_quota(rest, max(0, limit - len(reserved)), topology, layout, asks)
 
 
@@ -204,46 +343,59 @@ _MEMORY_NOT_PLANNED: Final = warning(
 )
 
 
-def _place(
-    zone: Zone,
+def _areas(
+    zones: Sequence[Zone],
     topology: Topology,
     config: Config,
     models: Sequence[EffectiveConfig],
     findings: list[Finding],
+) -> Iterator[tuple[int, list[Sequence[Core]]]]:
+    """The model of each instance, and its cores in each of its zones; an instance without cores is left out."""
+    spans = Counter(instance for zone in zones for instance in zone.instances)
+    found: dict[Instance, list[Sequence[Core]]] = defaultdict(list)
+    for zone in zones:
+        least = 1
+        for instance in zone.instances:
+            ranks = models[instance.model].tensor_parallel_size
+            # With more than 4 cpus one core is no rank's.
+            spare = ranks > 1 and ranks * (2 if config.layout.use_smt else 1) >= _CPUS_TO_SPARE_ONE
+            least = max(least, ranks // spans[instance] + spare)
+        cut = _cut(zone, topology, config.layout.strategy, findings, least=least)
+        for instance, cores in zip(zone.instances, cut, strict=False):
+            found[instance].append(cores)
+    yield from ((instance.model, areas) for instance, areas in found.items() if len(areas) == spans[instance])
+
+
+def _place(
+    model: EffectiveConfig,
+    areas: Sequence[Sequence[Core]],
+    topology: Topology,
+    config: Config,
+    findings: list[Finding],
     *,
     targets: Mapping[int, int | None],
     planning: Planning,
-) -> list[tuple[int, Placement]]:
-    ranks = max((models[model].tensor_parallel_size for model in zone.models), default=1)
-    # With more than 4 cpus one core is no rank's.
-    least = 1 if ranks == 1 else ranks + (ranks * (2 if config.layout.use_smt else 1) >= _CPUS_TO_SPARE_ONE)
-    cut = _cut(zone, topology, config.layout.strategy, findings, least=least)
-    placements: list[tuple[int, Placement]] = []
-    for model, cores in zip(zone.models, cut, strict=False):
-        omp = _omp_lists(cores, models[model].tensor_parallel_size, use_smt=config.layout.use_smt)
-        if omp is None:
-            findings.append(_too_many_ranks(models[model], cores))
-            omp = (_cpus(cores, use_smt=config.layout.use_smt),)
-        node, nodes = cores[0].node, {core.node for core in cores if core.node is not None}
-        placements.append(
-            (
-                model,
-                Placement(
-                    socket=cores[0].key.socket,
-                    node=node if topology.has_numa else None,
-                    cpus=_cpus(cores, use_smt=config.layout.use_smt),
-                    membind=_membind(nodes, topology, targets, findings, planning=planning),
-                    omp_cpus=omp,
-                    remote=topology.has_numa and any(targets[its] != its for its in nodes),
-                ),
-            )
-        )
-    return placements
+) -> Placement:
+    use_smt = config.layout.use_smt
+    cores = sorted((core for area in areas for core in area), key=lambda core: core.cpus.first)
+    omp = _omp_lists(areas, model.tensor_parallel_size, use_smt=use_smt)
+    if omp is None:
+        findings.append(_too_many_ranks(model, cores))
+        omp = (_cpus(cores, use_smt=use_smt),)
+    node, nodes = cores[0].node, {core.node for core in cores if core.node is not None}
+    return Placement(
+        socket=cores[0].key.socket,
+        node=node if topology.has_numa else None,
+        cpus=_cpus(cores, use_smt=use_smt),
+        membind=_membind(nodes, topology, targets, findings, planning=planning),
+        omp_cpus=omp,
+        remote=topology.has_numa and any(targets[its] != its for its in nodes),
+    )
 
 
 def _cut(zone: Zone, topology: Topology, strategy: Strategy, findings: list[Finding], *, least: int) -> Cut:
     cores = sorted((core for part in zone.parts for core in part.cores), key=lambda core: core.cpus.first)
-    n = len(zone.models)
+    n = len(zone.instances)
     where = f"node {','.join(str(part.node) for part in zone.parts)}"
     if n > len(cores):
         findings.append(
@@ -304,15 +456,22 @@ def _several_kinds(
     )
 
 
-def _omp_lists(cores: Sequence[Core], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
-    """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores.
+def _omp_lists(areas: Sequence[Sequence[Core]], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
+    """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores. `areas`: the cores
+    of an instance on each node that has ranks of its own.
 
-    With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it."""
-    spare = len(_cpus(cores, use_smt=use_smt)) > _CPUS_TO_SPARE_ONE
-    workers = cores[:-1] if spare and len(cores) > 1 else cores
-    if ranks > len(workers):
+    1. With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it.
+    2. Ranks wait for each other in every layer: all areas give as many cores as the smallest, and the others stay out
+       of the lists as well."""
+    each = min(map(len, areas))
+    even = all(len(area) == each for area in areas)
+    cpus = sum(len(_cpus(area, use_smt=use_smt)) for area in areas)
+    if cpus > _CPUS_TO_SPARE_ONE and each > 1 and even:
+        each -= 1
+    of_area = ranks // len(areas)
+    if of_area > each:
         return None
-    return tuple(_cpus(its, use_smt=use_smt) for its in runs(workers, ranks))
+    return tuple(_cpus(its, use_smt=use_smt) for area in areas for its in runs(area[:each], of_area))
 
 
 def _membind(

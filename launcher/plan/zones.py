@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from launcher.config.schema import Layout, Model, Strategy
 from launcher.machine.topology import Core, Topology
@@ -28,13 +28,21 @@ class Part:
     cores: tuple[Core, ...]
 
 
+class Instance(NamedTuple):
+    model: int
+    """Index of its model."""
+    number: int
+    """Among those of the model."""
+
+
 @dataclass(frozen=True, slots=True)
 class Zone:
-    """Cores that are divided among instances: one part, or several of a socket with layout.span_nodes."""
+    """Cores that are divided among instances: one part, or several where an instance spans nodes with ranks that do not
+    have nodes of their own."""
 
     parts: tuple[Part, ...]
-    models: tuple[int, ...]
-    """Index of the model of each instance, in order."""
+    instances: tuple[Instance, ...]
+    """In order. One whose ranks have nodes of their own is in the zone of each node."""
 
 
 def usable_cores(topology: Topology) -> tuple[Core, ...]:
@@ -56,19 +64,25 @@ def threads_of(cores: Iterable[Core], layout: Layout) -> int:
 
 
 def within_quota(
-    cores: Sequence[Core], limit: int, topology: Topology, layout: Layout, models: Sequence[tuple[Model, int]]
+    cores: Sequence[Core],
+    limit: int,
+    topology: Topology,
+    layout: Layout,
+    models: Sequence[tuple[Model, int, int]],
 ) -> tuple[Core, ...]:
-    """The cores for instances where they may run on `limit` cpus at once. `models`: each with its ranks.
+    """The cores for instances where they may run on `limit` cpus at once. `models`: each with its ranks, and with the
+    nodes that these are spread over.
 
     OpenMP threads wait for each other in busy loops: with one thread more than the quota the kernel stops all of
     them for a part of every period (Documentation/scheduler/sched-bwc.rst).
 
     1. layout.cpus is taken as given; `rules_placement.cpu_quota` reports the excess.
-    2. Instances per socket, per-node, sockets and nodes that are configured are kept: the nodes share the limit.
+    2. Instances per socket, per-node, sockets and nodes that are configured are kept, and nodes for the ranks of one
+       instance: the nodes share the limit.
        Otherwise one node after the other is filled, those with memory first: few large instances need less memory.
     3. A node keeps a core for each rank of its instances, and one for their API servers, also beyond the limit.
     4. interleaved takes cores at equal distances, from all L3 caches; the other strategies take neighbours."""
-    parts = [part for part in parts_of(cores) if any(_takes(model, part) for model, _ in models)]
+    parts = [part for part in parts_of(cores) if any(takes(model, part) for model, *_ in models)]
     if (
         layout.cpus is not None
         or threads_of((core for part in parts for core in part.cores), layout) <= limit
@@ -82,14 +96,19 @@ def within_quota(
     )
 
 
-def _takes(model: Model, part: Part) -> bool:
+def takes(model: Model, part: Part) -> bool:
+    """Whether a model's `sockets` and `nodes` have a part."""
     return (model.sockets is None or part.socket in model.sockets) and (
         model.nodes is None or part.node in model.nodes
     )
 
 
 def _shares(
-    parts: Sequence[Part], limit: int, topology: Topology, layout: Layout, models: Sequence[tuple[Model, int]]
+    parts: Sequence[Part],
+    limit: int,
+    topology: Topology,
+    layout: Layout,
+    models: Sequence[tuple[Model, int, int]],
 ) -> list[int]:
     """Cores of each part."""
     smt = max(len(core.cpus) for part in parts for core in part.cores) if layout.use_smt else 1
@@ -97,7 +116,9 @@ def _shares(
     asked = (
         isinstance(layout.instances_per_socket, int)
         or layout.strategy is Strategy.PER_NODE
-        or any(model.sockets is not None or model.nodes is not None for model, _ in models)
+        or any(
+            model.sockets is not None or model.nodes is not None or width > 1 for model, _, width in models
+        )
     )
     order = sorted(
         range(len(parts)),
@@ -114,12 +135,15 @@ def _shares(
     return shares
 
 
-def _least(part: Part, parts: Sequence[Part], layout: Layout, models: Sequence[tuple[Model, int]]) -> int:
+def _least(
+    part: Part, parts: Sequence[Part], layout: Layout, models: Sequence[tuple[Model, int, int]]
+) -> int:
     """Cores without which the instances of a part cannot be placed."""
     wanted, least = layout.instances_per_socket, 0
-    for model, ranks in models:
-        if _takes(model, part):
-            sharing = sum(_takes(model, each) and each.socket == part.socket for each in parts)
+    for model, all_ranks, width in models:
+        if takes(model, part):
+            ranks = all_ranks // width
+            sharing = sum(takes(model, each) and each.socket == part.socket for each in parts)
             count = -(-wanted // sharing) if isinstance(wanted, int) else 1
             least += count * (ranks + (ranks > _RANKS_WITHOUT_SPARE))
     return least
@@ -170,8 +194,12 @@ def zones_of(
     layout: Layout,
     topology: Topology,
     findings: list[Finding],
+    *,
+    ranks: Sequence[int],
+    widths: Sequence[int],
 ) -> tuple[Zone, ...]:
-    """The zones, each with the models of its instances. Problems are added to `findings`.
+    """The zones, each with its instances. `ranks` and `widths`: for each model, the ranks of an instance, and the nodes that
+    they are spread over; 1 where the layout decides. Problems are added to `findings`.
 
     1. A model's parts are those in its `sockets` and `nodes`; unknown ids are violations.
     2. instances_per_socket "auto": each part gets one instance per 64 cores, rounded up, at least one;
@@ -179,17 +207,30 @@ def zones_of(
     3. A number N: the socket's parts get N / parts each; if that is uneven the lower nodes get one
        more, with a finding. Fewer than one per part needs span_nodes; the parts are then joined into N zones.
     4. per-node: one instance of each model on each part, instead of "auto".
-    5. A zone shared by models is divided once, in the order of the file: n is the sum of their
+    5. A width above 1, instead of 2. to 4.: one instance on each group of so many nodes (`groups_of`). These are not
+       joined: each rank takes its cores where the instances of other models take theirs. Nor are nodes with as many
+       ranks each.
+    6. A zone shared by models is divided once, in the order of the file: n is the sum of their
        instances. Zones that overlap without being equal are a violation."""
     chosen = [_select(model, parts, topology, findings) for model in models]
     sharers = {part: sum(part in its for its in chosen) for part in parts}
-    members: dict[tuple[Part, ...], list[int]] = defaultdict(list)
+    members: dict[tuple[Part, ...], list[Instance]] = defaultdict(list)
     for index, its in enumerate(chosen):
-        for socket in sorted({part.socket for part in its}):
-            in_socket = [part for part in its if part.socket == socket]
-            for zone, count in _count(models[index], in_socket, layout, sharers, findings):
-                members[zone].extend([index] * count)
-    zones = [Zone(parts=zone, models=tuple(members[zone])) for zone in sorted(members)]
+        counted: list[tuple[tuple[Part, ...], int]] = []
+        if widths[index] > 1:
+            groups = groups_of(its, widths[index])
+            findings.extend(_without_group(models[index], its, groups, widths[index]))
+            counted.extend((group, 1) for group in groups)
+        else:
+            for socket in sorted({part.socket for part in its}):
+                in_socket = [part for part in its if part.socket == socket]
+                counted.extend(_count(models[index], in_socket, layout, sharers, findings))
+        homes = [zone for zone, count in counted for _ in range(count)]
+        for number, zone in enumerate(homes):
+            apart = ranks[index] % len(zone) == 0
+            for home in ((part,) for part in zone) if apart else [zone]:
+                members[home].append(Instance(index, number))
+    zones = [Zone(parts=zone, instances=tuple(members[zone])) for zone in sorted(members)]
     findings.extend(_overlaps(zones))
     return tuple(zones)
 
@@ -210,7 +251,7 @@ def _select(model: Model, parts: Sequence[Part], topology: Topology, findings: l
                     f"set {key} of that [[models]] entry to some of {_ids(usable)}",
                 )
             )
-    its = [part for part in parts if _takes(model, part)]
+    its = [part for part in parts if takes(model, part)]
     if not its and parts:
         findings.append(
             violation(
@@ -255,6 +296,45 @@ def _count(
         )
 
 
+def possible_widths(parts: Sequence[Part], model: Model, layout: Layout) -> list[int]:
+    """Numbers of nodes above 1 that an instance of a model may span, each with a rank on every node: as many as the model
+    has; with a number of instances per socket only the one that makes so many."""
+    its = [part for part in parts if takes(model, part)]
+    wanted = layout.instances_per_socket
+    if not isinstance(wanted, int):
+        return list(range(2, len(its) + 1))
+    sizes = {sum(part.socket == socket for part in its) for socket in {part.socket for part in its}}
+    return [width for width in range(2, len(its) + 1) if sizes == {width * wanted}]
+
+
+def groups_of(parts: Sequence[Part], width: int) -> list[tuple[Part, ...]]:
+    """Groups of `width` nodes for the ranks of an instance: neighbours of one socket first; what is left of the sockets is
+    joined, and so are sockets with fewer nodes. Nodes may be left over."""
+    groups: list[tuple[Part, ...]] = []
+    rest: list[Part] = []
+    for socket in sorted({part.socket for part in parts}):
+        its = [part for part in parts if part.socket == socket]
+        whole = len(its) // width * width
+        groups += (tuple(its[i : i + width]) for i in range(0, whole, width))
+        rest += its[whole:]
+    groups += (tuple(rest[i : i + width]) for i in range(0, len(rest) // width * width, width))
+    return sorted(groups)
+
+
+def _without_group(
+    model: Model, parts: Sequence[Part], groups: Sequence[Sequence[Part]], width: int
+) -> Iterator[Finding]:
+    left = {part.node for part in parts} - {part.node for group in groups for part in group}
+    if left:
+        yield warning(
+            "idle-nodes",
+            f"no instance of {model.name!r} is on {'node' if len(left) == 1 else 'nodes'} {_ids(left)}: its ranks take "
+            f"{width} nodes at once",
+            "let another model use them (nodes of its [[models]] entry), or set tensor_parallel_size to a divisor of the "
+            "number of nodes",
+        )
+
+
 def _per_node_clash(wanted: int, parts: Sequence[Part]) -> Finding:
     return violation(
         "per-node-count",
@@ -282,7 +362,7 @@ def _overlaps(zones: Sequence[Zone]) -> Iterator[Finding]:
                     "models-overlap",
                     f"cannot share node {_ids(part.node for part in shared)} between models: one model's instances "
                     "span more nodes than the other's",
-                    "give the models the same nodes, or separate nodes",
+                    "give the models the same nodes, or separate nodes (nodes of their [[models]] entries)",
                 )
 
 

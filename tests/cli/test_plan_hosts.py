@@ -244,15 +244,14 @@ def test_nodes_smaller_than_the_model_are_one_finding_whose_remedy_is_accepted(
     large = {**LLAMA, "hidden_size": 8192, "num_attention_heads": 64, "num_hidden_layers": 80}
     folder = model(tmp_path / "large", large, w=("BF16", [70 << 10, 1 << 20]))
     machine = "socket:2 node:12(memory=64GiB,near=11) l3:1(size=32MiB) core:8 smt:2"
-    found = plan(machine, folder=folder)
+    found = plan(machine, "--set", "models.0.tensor_parallel_size=1", folder=folder)
     assert codes(found, "violation") == ["out-of-memory"]
-    remedy = found["violations"][0]["remedy"]
-    assert "set tensor_parallel_size = 8, layout.span_nodes = true, layout.instances_per_socket = 1" in remedy
-    again = plan(
-        machine, "--set", "models.0.tensor_parallel_size=8", "--set", "layout.span_nodes=true",
-        "--instances-per-socket", "1", folder=folder,
-    )  # fmt: skip
+    assert 'set tensor_parallel_size = "auto": ' in found["violations"][0]["remedy"]
+    again = plan(machine, "--set", "models.0.tensor_parallel_size=auto", folder=folder)
     assert not again["violations"]
+    (chosen,) = again["chosen_ranks"]
+    assert {slot["tensor_parallel_size"] for slot in again["slots"]} == {chosen["tensor_parallel_size"]}
+    assert chosen["tensor_parallel_size"] > 1
 
 
 # --- Models. ---

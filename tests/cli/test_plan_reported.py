@@ -130,11 +130,14 @@ def test_nodes_smaller_than_the_model_are_refused_once_with_advice_that_the_next
     plan: Any, tmp_path: Path
 ) -> None:
     model = reported.llama(tmp_path / "model", large=True)
-    found = plan(reported.SMALL_NODES, "--model", model)
+    found = plan(reported.SMALL_NODES, "--model", model, "--set", "models.0.tensor_parallel_size=1")
     assert found["exit"] == 1
     assert codes(found).count("out-of-memory") == 1
     remedy = finding(found, "out-of-memory")["remedy"]
-    assert "tensor_parallel_size = 8" in remedy
+    assert 'tensor_parallel_size = "auto"' in remedy
+    auto = plan(reported.SMALL_NODES, "--model", model)
+    assert auto["exit"] == 0
+    assert "idle-nodes" not in codes(auto)
     assert "max_model_len" not in remedy, "the weights alone are larger than a node"
     spread = ("--set", "layout.span_nodes=true", "--instances-per-socket", "1")
     eight = plan(reported.SMALL_NODES, "--model", model, "--set", "models.0.tensor_parallel_size=8", *spread)

@@ -47,6 +47,7 @@ def configure(model: Path, vllm: str, cache: Path) -> Configure:
         instances: int = 2,
         compiled: bool = False,
         max_model_len: int = 2048,
+        ranks: int = 1,
         args: Sequence[str] = (),
     ) -> str:
         """Not `compiled`: ready soonest, and in float32: vLLM 0.32 ends in SIGILL with bfloat16 there, on CPUs with AMX."""
@@ -59,6 +60,7 @@ path = {json.dumps(str(path))}
 dtype = "{"bfloat16" if compiled else "float32"}"
 max_model_len = {max_model_len}
 max_num_seqs = 16
+tensor_parallel_size = {ranks}
 [layout]
 instances_per_socket = {instances}
 reserve_cores = 0

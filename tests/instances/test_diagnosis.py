@@ -430,6 +430,57 @@ def test_an_asked_for_end_that_the_daemon_did_not_ask_for() -> None:
     assert diagnose(Exit(None, 15), []).name == "killed-by-operator"
 
 
+def a_dead_rank(code: str) -> list[str]:
+    """As vLLM 0.32 logs it; it then ends in good order."""
+    died = f"Worker proc VllmWorker-1 died unexpectedly (exit code: {code}), shutting down executor."
+    return [
+        f"(EngineCore pid=9) ERROR 11-28 02:17:46 [multiproc_executor.py:315] {died}",
+        "INFO:     Shutting down",
+    ]
+
+
+@pytest.mark.parametrize("lost_rank", [True, False])
+@pytest.mark.parametrize(
+    ("code", "name", "message"),
+    [
+        ("None", "unknown", "the process of rank 1 ended, and the engine saw no exit code"),
+        (
+            "-9",
+            "killed-by-operator",
+            "a user or process sent it a signal (signal 9); the process of rank 1 ended first",
+        ),
+        (
+            "-11",
+            "native-crash",
+            "the engine crashed in native code (signal 11); the process of rank 1 ended first",
+        ),
+        ("1", "unknown", "ended by itself with exit code 1; the process of rank 1 ended first"),
+    ],
+)
+def test_a_rank_that_ended_first_is_named(code: str, name: str, message: str, lost_rank: bool) -> None:
+    """Also where the instance was killed meanwhile: its own signal tells nothing."""
+    ended = KILLED if lost_rank else Exit(code=0, signal=None)
+    kernel = KernelReport(readable=True, nodes=(ROOMY,))
+    cause = diagnose(ended, a_dead_rank(code), served=True, ranks=2, lost_rank=lost_rank, kernel=kernel)
+    assert (cause.name, cause.message) == (name, message)
+    assert "VllmWorker-1" in cause.evidence[0]
+
+
+def test_the_worker_of_one_rank_is_the_instance_s_only_one() -> None:
+    alone = diagnose(KILLED, a_dead_rank("None"), served=True, lost_rank=True)
+    assert alone.message == "its worker process ended, and the engine saw no exit code"
+    assert (
+        "rank" not in diagnose(Exit(0, None), a_dead_rank("-9"), kernel=KernelReport(readable=True)).message
+    )
+
+
+def test_a_start_that_failed_is_not_blamed_on_the_rank_s_end() -> None:
+    line = next(line for name, line, _ in LINES if name == "kv-too-large")
+    cause = diagnose(FAILED, [line, *a_dead_rank("0")], ranks=2)
+    assert cause.name == "kv-too-large"
+    assert "rank" not in cause.message
+
+
 def test_the_telling_lines_of_an_unknown_end() -> None:
     tail = [
         "ERROR first",

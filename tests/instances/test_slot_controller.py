@@ -287,6 +287,28 @@ async def test_two_refusals_end_an_instance(play: Play) -> None:
     assert setup.crashed == [True]
 
 
+async def test_a_rank_that_died_is_the_cause_and_not_the_health_that_it_took(play: Play) -> None:
+    """vLLM answers 503 before it ends; all its processes are killed then, and the log says which ended first."""
+    setup = await play(Setup(probing=QUICK))
+    await setup.post(StartRequested())
+    await setup.reach(State.READY)
+    setup.spawner.started[0].say(
+        "(EngineCore pid=9) ERROR Worker proc VllmWorker-0 died unexpectedly (exit code: None), shutting down executor."
+    )
+    setup.prober.health = False
+    await setup.until(lambda: setup.spawner.started[0].orders == ["kill"])
+    setup.prober.health = True
+    await setup.reach(State.READY, generation=2)
+    cause = setup.controller.slot_state.last_cause
+    assert cause is not None
+    assert (cause.name, cause.message) == (
+        "unknown",
+        "its worker process ended, and the engine saw no exit code",
+    )
+    assert "VllmWorker-0" in cause.evidence[0]
+    assert setup.reasons == ["one of its processes has ended"]
+
+
 async def test_a_planned_end_does_not_give_the_cause_of_an_earlier_crash(play: Play) -> None:
     setup = await play(Setup(idle_at_once=False))
     await setup.post(StartRequested())

@@ -11,6 +11,7 @@ from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Expected
 from launcher.instances.verify import MIN_BOUND_SHARE, verify
 from launcher.machine.placement import Bystander, ProcessFacts, ThreadGroup
+from launcher.plan.plan import Placement
 
 MIB = 1 << 20
 
@@ -85,6 +86,13 @@ def test_memory_policy(nodes: str, policy: str, ok: bool) -> None:
     assert verify(a_slot(nodes=nodes).placement, [process], expected=Expected()).ok
 
 
+@pytest.mark.parametrize(
+    ("policies", "ok"), [(("bind:0", "local"), True), (("local",), False), (("bind:1", "local"), False)]
+)
+def test_buffers_of_openblas_are_local_in_a_bound_process(policies: tuple[str, ...], ok: bool) -> None:
+    assert verify(a_slot().placement, [facts(policies=policies)], expected=BOUND).ok is ok
+
+
 @pytest.mark.parametrize(("there", "ok"), [(100, True), (95, True), (94, False), (0, False)])
 def test_share_of_the_memory_on_its_node(there: int, ok: bool) -> None:
     assert MIN_BOUND_SHARE == 0.95
@@ -129,6 +137,89 @@ def test_openmp_threads(groups: list[ThreadGroup], found: str | None) -> None:
     assert [(d.what, d.planned, d.found) for d in differences] == (
         [] if found is None else [("OpenMP threads of rank 0", "one on each of cpus 0-2", found)]
     )
+
+
+TWO = Expected(binds_memory=True, omp_cpus=(CpuSet.parse("0-1"), CpuSet.parse("2-3")))
+
+
+def on_two_nodes() -> Placement:
+    return replace(a_slot(nodes="0-1").placement, omp_cpus=TWO.omp_cpus, rank_nodes=(0, 1))
+
+
+def rank(pid: int, *cpus: int, node: int, policy: str = "", elsewhere: int = 0) -> ProcessFacts:
+    """A worker as vLLM binds it: a thread on each cpu, and its memory on its node."""
+    its = facts(
+        *(group(f"{cpu}", "omp") for cpu in cpus), policies=(policy or f"bind:{node}",),
+        node_bytes=((node, (100 - elsewhere) * MIB), (1 - node, elsewhere * MIB)),
+    )  # fmt: skip
+    return replace(its, pid=pid, name="VLLM::Worker")
+
+
+# API server and EngineCore, with pages on both nodes.
+OTHERS = facts(group("0-3", "main"), policies=("bind:0-1",), node_bytes=((0, 50 * MIB), (1, 50 * MIB)))
+
+
+def test_each_rank_is_matched_to_its_process_and_node() -> None:
+    found = verify(on_two_nodes(), [OTHERS, rank(12, 2, 3, node=1), rank(11, 0, 1, node=0)], expected=TWO)
+    assert found.ok, found.problems
+    assert [(its.rank, its.pid, its.node, its.cpus) for its in found.ranks] == [
+        (0, 11, 0, "0-1"),
+        (1, 12, 1, "2-3"),
+    ]
+    assert [its.bound_share for its in found.ranks] == [1.0, 1.0]
+    places = replace(rank(12, node=1), groups=(group("2-3", "omp", "omp"),))
+    assert verify(on_two_nodes(), [OTHERS, places, rank(11, 0, 1, node=0)], expected=TWO).ok, "OMP_PLACES"
+
+
+@pytest.mark.parametrize(
+    ("worker", "what", "found"),
+    [
+        (rank(12, 2, 3, node=0), "memory policy of rank 1, VLLM::Worker (pid 12)", "bind:0"),
+        (
+            rank(12, 2, 3, node=1, policy="bind:0-1"),
+            "memory policy of rank 1, VLLM::Worker (pid 12)",
+            "bind:0-1",
+        ),
+        (
+            rank(12, 2, 3, node=1, elsewhere=40),
+            "memory of rank 1, VLLM::Worker (pid 12)",
+            "60% there (40 MiB on node 0, 60 MiB on node 1)",
+        ),
+        (
+            rank(12, 2, node=1),
+            "OpenMP threads of rank 1",
+            "those of VLLM::Worker (pid 12) are bound to cpus 2",
+        ),
+        (OTHERS, "OpenMP threads of rank 1", "none is bound to one of them"),
+    ],
+)
+def test_a_rank_that_is_elsewhere_is_named(worker: ProcessFacts, what: str, found: str) -> None:
+    """As a whole each of these instances is on its cpus and nodes."""
+    differences = verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), worker], expected=TWO).differences
+    assert (differences[0].what, differences[0].found) == (what, found)
+    unbound = replace(TWO, binds_memory=False)
+    kinds = verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), worker], expected=unbound).differences
+    assert not [each for each in kinds if each.what.startswith("memory")]
+
+
+def test_two_ranks_in_one_process_are_one_too_few() -> None:
+    both = rank(11, 0, 1, 2, 3, node=0)
+    found = verify(on_two_nodes(), [OTHERS, both], expected=TWO)
+    assert found.problems == ("process of rank 1: VLLM::Worker (pid 11), as rank 0, planned: one of its own",)
+
+
+def test_threads_of_a_rank_are_in_one_process() -> None:
+    """A list that two processes share is no rank's."""
+    workers = [rank(11, 0, 1, node=0), rank(12, 2, node=1), rank(13, 3, node=1)]
+    (difference,) = verify(on_two_nodes(), [OTHERS, *workers], expected=TWO).differences
+    assert difference.what == "OpenMP threads of rank 1"
+
+
+def test_an_instance_without_numa_has_ranks_by_their_threads() -> None:
+    place = replace(on_two_nodes(), membind=CpuSet(), rank_nodes=(0, 0))
+    found = verify(place, [rank(11, 0, 1, node=0), rank(12, 2, 3, node=0)], expected=TWO)
+    assert [its.node for its in found.ranks] == [None, None]
+    assert [its.pid for its in found.ranks] == [11, 12]
 
 
 def test_libraries() -> None:

@@ -9,7 +9,7 @@ from support.plans import make_plan
 from support.synthetic import Machine
 
 from launcher.base.text import GIB, MIB
-from launcher.config.schema import Config, Engine, Layout, Memory, Model, Strategy
+from launcher.config.schema import Config, Engine, Layout, Memory, Model
 from launcher.engines.vllm.demand import INSTANCE_OVERHEAD_BYTES, KV_STEP_BYTES, RANK_OVERHEAD_BYTES
 from launcher.models.profile import UNKNOWN, ModelProfile
 from launcher.plan.plan import Plan
@@ -140,6 +140,8 @@ def test_ranks_on_nodes_of_their_own_are_charged_there() -> None:
     plan = make_plan(machine.topology(), config, {"m": LLAMA_8B})
     assert [row.node for row in plan.ledger] == [0, 1]
     assert plan.ledger[0].weights_bytes == plan.ledger[1].weights_bytes
+    assert [row.overhead_bytes for row in plan.ledger] == [INSTANCE_OVERHEAD_BYTES, RANK_OVERHEAD_BYTES]
+    assert [row.kv_bytes for row in plan.ledger] == [plan.slots[0].kv_cache_bytes] * 2
     assert "spans-nodes" not in [finding.code for finding in plan.findings]
 
 
@@ -203,29 +205,21 @@ def whole(machine: Machine, profile: ModelProfile, layout: Layout, **model: obje
 
 
 def test_nodes_that_lack_the_same_are_one_finding_with_a_remedy_that_the_next_run_accepts() -> None:
-    (found,) = whole(SMALL_NODES, LARGE, Layout()).violations
+    (found,) = whole(SMALL_NODES, LARGE, Layout(), tensor_parallel_size=1).violations
     assert found.code == "out-of-memory"
     assert "on node 0, nor those of nodes 1-23: " in found.message
-    assert (
-        "tensor_parallel_size = 8, layout.span_nodes = true, layout.instances_per_socket = 1" in found.remedy
-    )
+    assert 'set tensor_parallel_size = "auto": an instance then' in found.remedy
     assert "NPS1" in found.remedy
     assert "max_model_len" not in found.remedy
-    assert not whole(
-        SMALL_NODES, LARGE, Layout(span_nodes=True, instances_per_socket=1), tensor_parallel_size=8
-    ).violations
+    (found,) = whole(SMALL_NODES, LARGE, Layout(instances_per_socket=12)).violations
+    assert 'set layout.instances_per_socket = "auto": an instance then' in found.remedy
+    assert not whole(SMALL_NODES, LARGE, Layout()).violations
 
 
 @pytest.mark.parametrize(
     ("machine", "profile", "said", "unsaid"),
     [
-        # 12 nodes, and 12 does divide these heads.
-        (
-            SMALL_NODES,
-            replace(LARGE, num_attention_heads=48, num_kv_heads=12),
-            "tensor_parallel_size = 12",
-            "x",
-        ),
+        (SMALL_NODES, LARGE, 'tensor_parallel_size = "auto"', "instances_per_socket"),
         # Nothing divides them.
         (
             SMALL_NODES,
@@ -236,20 +230,16 @@ def test_nodes_that_lack_the_same_are_one_finding_with_a_remedy_that_the_next_ru
         # The socket has one node, too small.
         (Machine(cores=8, node_bytes=64 * GIB), LARGE, "smaller or quantized", "NPS1"),
         # Nor would one node for all of the socket do.
-        (replace(SMALL_NODES, nodes=2), LARGE, "smaller or quantized", "NPS1"),
+        (replace(SMALL_NODES, nodes=2), LARGE, 'tensor_parallel_size = "auto"', "NPS1"),
+        (replace(SMALL_NODES, nodes=2, sockets=1), LARGE, "smaller or quantized", "tensor_parallel_size"),
     ],
 )
 def test_the_remedy_for_a_model_larger_than_a_node(
     machine: Machine, profile: ModelProfile, said: str, unsaid: str
 ) -> None:
-    (found,) = whole(machine, profile, Layout()).violations
+    (found,) = whole(machine, profile, Layout(), tensor_parallel_size=1).violations
     assert said in found.remedy
     assert unsaid not in found.remedy
-
-
-def test_per_node_gives_way_in_the_remedy_for_ranks() -> None:
-    (found,) = whole(SMALL_NODES, LARGE, Layout(strategy=Strategy.PER_NODE)).violations
-    assert 'strategy = "contiguous"' in found.remedy
 
 
 def test_one_instance_on_a_node_is_not_told_to_become_fewer() -> None:

@@ -81,6 +81,14 @@ def caches(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     return of_units("caches", wheel, tmp_path_factory, "stand_in_vllm.py")
 
 
+@pytest.fixture(scope="module", params=[pytest.param("2s8", marks=pytest.mark.release), "nps2"])
+def ranks(
+    request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The facts that guest/ranks.py recorded about an instance with a rank on each node of that layout."""
+    return of_units("ranks", wheel, tmp_path_factory, "ranked_vllm.py", layout=request.param)
+
+
 @pytest.fixture(scope="module")
 def tuned(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The facts that guest/tune.py recorded about a tuning run beside the service."""

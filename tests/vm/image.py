@@ -34,7 +34,7 @@ NEEDS: Final = {
 
 PACKAGES: Final = (
     *("systemd", "systemd-sysv", "dbus", "udev", "kmod", "util-linux", "procps", "busybox-static"),
-    *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libsystemd0", "haproxy"),
+    *("python3", "python3-venv", "numactl", "libtcmalloc-minimal4", "libgomp1", "libsystemd0", "haproxy"),
     # Addresses and links that come and go.
     "iproute2",
 )

@@ -143,7 +143,7 @@ def _check_model(model: Model) -> None:
             "part of it",
             "set a name without commas; `aliases` may have them",
         )
-    if model.tensor_parallel_size > 1:
+    if model.tensor_parallel_size not in {1, "auto"}:
         raise LauncherError(
             f"cannot use tensor_parallel_size = {model.tensor_parallel_size} of model {model.name!r}: an instance of "
             "llama.cpp is one process without ranks",

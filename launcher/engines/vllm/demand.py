@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
@@ -40,7 +41,7 @@ def demand_of(
 
     1. Weights are as weight_files.py counts them, split over the ranks but for what each rank holds whole.
     2. Packing them adds a quarter (WEIGHTS_PEAK), a packed copy of the output projection, and a *.bin file whole.
-    3. Overhead: the processes as measured, and the activations of one step.
+    3. Overhead: the processes as measured, and the activations of one step, each on its rank's node.
     4. KV: kv_pool.py's rules; "auto" is bounded below by one request of max_model_len, above by max_num_seqs.
 
     Raises LauncherError for a size that cannot be read."""
@@ -54,13 +55,14 @@ def demand_of(
     given = serving.kv_bytes
     weights = profile.weights_bytes_per_rank(ranks)
     peak = math.ceil(weights * WEIGHTS_PEAK) + -(-profile.head_bytes // ranks) + profile.unmapped_bytes
-    overhead, overhead_source = _overhead(config, profile, serving, ranks)
+    overhead = _overhead(config, profile, serving, ranks)
     return Demand(
         slot,
         nodes,
         weights_bytes=weights,
         peak_bytes=peak,
-        overhead_bytes=overhead,
+        overhead_bytes=overhead.first_bytes,
+        rank_overhead_bytes=overhead.further_bytes,
         page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
         need_bytes=_up(need, GIB) if in_gib else need,
         cap_bytes=max(cap, step),
@@ -72,7 +74,7 @@ def demand_of(
         sources=(
             ("weights", profile.weights_source + (f", over {ranks} ranks" if ranks > 1 else "")),
             ("peak", _peak_source(profile, serving)),
-            ("overhead", overhead_source),
+            ("overhead", overhead.source),
             (
                 "page cache",
                 f"largest weight file, at most {format_size(MAX_PAGE_CACHE_BYTES)}; shared on the node",
@@ -102,17 +104,32 @@ def request_bytes(profile: ModelProfile, serving: EffectiveConfig, ranks: int, p
     return pool.blocks(serving.planned_len) * pool.block_bytes
 
 
-def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> tuple[int, str]:
+@dataclass(frozen=True, slots=True)
+class _Overhead:
+    first_bytes: int
+    """Of API server, EngineCore and the first rank's worker."""
+    further_bytes: int
+    """Of each further rank's worker."""
+    source: str
+
+
+def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, ranks: int) -> _Overhead:
+    """memory.instance_overhead in equal parts, or the processes and activations of each rank. The sampler runs on the
+    first."""
     if config.memory.instance_overhead != "auto":
-        return config.memory.size_of("instance_overhead"), "memory.instance_overhead"
-    processes = INSTANCE_OVERHEAD_BYTES + (ranks - 1) * RANK_OVERHEAD_BYTES
+        part = config.memory.size_of("instance_overhead") // ranks
+        first = config.memory.size_of("instance_overhead") - (ranks - 1) * part
+        return _Overhead(first, part, "memory.instance_overhead")
     wide, narrow = profile.intermediate_size or 0, profile.hidden_size or 0
-    of_token = _WIDE_COPIES * wide + ranks * _NARROW_COPIES * narrow
+    of_token = -(-_WIDE_COPIES * wide // ranks) + _NARROW_COPIES * narrow
     activations = serving.step_tokens * of_token * profile.kv_element_bytes
     scores = serving.max_num_seqs * (profile.vocab_size or 0) * _SCORE_BYTES
-    return processes + activations + scores, (
-        f"{format_size(processes)} measured for {ranks + 2} processes; {format_size(activations)} activations of "
-        f"{serving.step_tokens} tokens a step; {format_size(scores)} scores of {serving.max_num_seqs} requests"
+    processes = INSTANCE_OVERHEAD_BYTES + (ranks - 1) * RANK_OVERHEAD_BYTES
+    return _Overhead(
+        INSTANCE_OVERHEAD_BYTES + activations + scores,
+        RANK_OVERHEAD_BYTES + activations,
+        f"{format_size(processes)} measured for {ranks + 2} processes; {format_size(ranks * activations)} activations of "
+        f"{serving.step_tokens} tokens a step; {format_size(scores)} scores of {serving.max_num_seqs} requests",
     )
 
 

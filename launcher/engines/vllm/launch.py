@@ -132,7 +132,7 @@ class VllmEngine:
         return (*self.stack.command, *serve, path)
 
     def _arguments(self, slot: Slot, address: UnixAddress) -> tuple[str, ...]:
-        model, its, ranks = slot.model, slot.effective, slot.model.tensor_parallel_size
+        model, its, ranks = slot.model, slot.effective, slot.effective.tensor_parallel_size
         takes_kv_bytes = KV_SPACE not in self.user_env and is_since(self.stack.vllm, KV_CACHE_BYTES_SINCE)
         shutdown_s = max(1, int(self.stop_timeout_s * SHUTDOWN_SHARE))
         options: list[tuple[str, ...]] = [

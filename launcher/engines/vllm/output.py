@@ -161,6 +161,10 @@ VLLM_LOG: Final = EngineLog(
     child_killed=re.compile(rf"{_DIED}-9\b"),
     # vLLM 0.32 then ends in good order, with exit code 0.
     child_died=re.compile(r"died unexpectedly|EngineDeadError|Engine core proc \S+ died"),
+    # v1/executor/multiproc_executor.py; the code is often not known yet.
+    rank_died=re.compile(
+        r"Worker proc VllmWorker-(?P<rank>\d+) died unexpectedly \(exit code: (?P<code>-?\d+|None)\)"
+    ),
     # The process, and what its logger writes (vllm/logging_utils/formatter.py); each line of a logged traceback has it.
     prefix=re.compile(
         r"(?P<process>\([\w.-]+ pid=\d+\) )?(?:(?P<level>[A-Z]{4,8}) \d\d-\d\d \d\d:\d\d:\d\d \[[^]]*\] ?)?"

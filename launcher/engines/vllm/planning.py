@@ -10,7 +10,7 @@ from launcher.engines.software import Stack
 from launcher.engines.vllm.demand import demand_of, needs_of
 from launcher.engines.vllm.rules_binding import BINDING_RULES
 from launcher.engines.vllm.rules_host import HOST_RULES
-from launcher.engines.vllm.rules_model import MODEL_RULES, ZENTORCH_RULES
+from launcher.engines.vllm.rules_model import MODEL_RULES, ZENTORCH_RULES, divides
 from launcher.engines.vllm.settings import WEIGHT_PREPACK, effective_config
 from launcher.plan.plan import Planning
 
@@ -23,6 +23,7 @@ PLANNING: Final = Planning(
     far_memory="vLLM 0.32 does not start there: it compares its KV cache with the free memory of the cpus' own node",
     demand=demand_of,
     needs=needs_of,
+    divides=divides,
 )
 
 

@@ -206,6 +206,14 @@ def float16_on_zen(subject: Subject) -> Iterator[Finding]:
             )
 
 
+def divides(profile: ModelProfile, ranks: int) -> bool:
+    """Whether the heads of a model are known to split evenly over `ranks`, as in `tensor_parallel`."""
+    heads, kv_heads = profile.num_attention_heads, profile.num_kv_heads
+    if heads is None or kv_heads is None or "num_key_value_heads" in profile.assumed:
+        return False
+    return not heads % ranks and not (kv_heads % ranks and ranks % kv_heads)
+
+
 def tensor_parallel(subject: Subject) -> Iterator[Finding]:
     """vLLM splits heads over ranks; KV heads are split, or each is repeated on as many ranks."""
     for model, profile in subject.models():

@@ -55,7 +55,9 @@ def effective_config(
     length = _context(args, model, profile)
     assumes = length is None and profile.known
     asked_step = _count(args, "--max-num-batched-tokens", suffixes=True) or model.max_num_batched_tokens
-    ranks = _count(args, "--tensor-parallel-size") or model.tensor_parallel_size
+    # "auto" is the planner's to choose: it asks again with each number.
+    asked_ranks = 1 if model.tensor_parallel_size == "auto" else model.tensor_parallel_size
+    ranks = _count(args, "--tensor-parallel-size") or asked_ranks
     planned = length or DEFAULT_MAX_MODEL_LEN
     # No chunked prefill there (vllm/platforms/cpu.py).
     latent = profile.mla and (cpu is None or "amx_tile" not in cpu.flags)

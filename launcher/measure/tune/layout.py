@@ -111,8 +111,8 @@ def _whole_machine(topology: Topology) -> list[LeftOut]:
     if len(topology.sockets) == 1:
         return []
     cause = (
-        "the planner places an instance on one socket: vLLM's worker binds its memory to the node of its first cpu, "
-        f"so the memory of the other {counted(len(topology.sockets) - 1, 'socket')} would not be used"
+        "the planner places an instance of one rank on one socket: vLLM's worker binds its memory to the node of its first "
+        f"cpu, so the memory of the other {counted(len(topology.sockets) - 1, 'socket')} would not be used"
     )
     return [LeftOut(layout=None, label=_WHOLE_MACHINE, cause=cause)]
 

@@ -54,7 +54,7 @@ def test_one_instance_over_two_sockets_is_refused_with_its_cause() -> None:
     refused = found("epyc-9755-2p").refused
     assert refused[0].label == "one instance over the whole machine"
     assert refused[0].layout is None
-    assert "places an instance on one socket" in refused[0].cause
+    assert "places an instance of one rank on one socket" in refused[0].cause
 
 
 def test_refused_plans_are_listed_with_their_violations() -> None:
