@@ -38,7 +38,8 @@ def make_wheel(folder: Path, version: str, *, files: int = 0, mib: int = 0, need
     """A minimal numa-launcher, optionally with more files or one large file."""
     folder.mkdir(exist_ok=True)
     info = f"numa_launcher-{version}.dist-info"
-    metadata = f"Metadata-Version: 2.1\nName: numa-launcher\nVersion: {version}\nProvides-Extra: command\n"
+    metadata = f"Metadata-Version: 2.1\nName: numa-launcher\nVersion: {version}\n"
+    metadata += "Provides-Extra: command\nProvides-Extra: systemd\n"
     inside = {
         "launcher/__init__.py": SCRIPT,
         "launcher/later.py": f"VERSION = {version!r}\n",

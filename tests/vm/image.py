@@ -104,9 +104,10 @@ def image() -> Image:
 
 
 def dependencies() -> list[str]:
-    """The project's dependencies, from pyproject.toml."""
+    """The project's dependencies as a system service, from pyproject.toml."""
     with (ROOT / "pyproject.toml").open("rb") as file:
-        return list(tomllib.load(file)["project"]["dependencies"])
+        project = tomllib.load(file)["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["systemd"]]
 
 
 def recipe_key() -> str:

@@ -7,7 +7,7 @@ import errno
 import os
 import socket
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ from launcher.base.address import in_url
 from launcher.base.errors import LauncherError, PassingError, reason
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.tls import Handshakes
-from systemd import daemon
 
 BACKLOG = 1024
 # Connections accepted per turn of the loop: libuv accepts one per descriptor (since 1.45), and a turn takes tens of
@@ -263,9 +262,23 @@ def sockets() -> dict[str, list[socket.socket]]:
 
 def _take() -> dict[str, list[socket.socket]]:
     found: dict[str, list[socket.socket]] = {}
-    for fd, name in daemon.listen_fds_with_names().items():
+    for fd, name in _named_descriptors(os.environ, os.getpid()):
         sock = socket.socket(fileno=fd)
         sock.setblocking(False)
         sock.set_inheritable(False)
         found.setdefault(name, []).append(sock)
     return found
+
+
+# SD_LISTEN_FDS_START
+_FIRST_DESCRIPTOR: Final = 3
+
+
+def _named_descriptors(environ: Mapping[str, str], pid: int) -> Iterator[tuple[int, str]]:
+    """Descriptors that systemd passed to the process `pid`, with their names; none for another process."""
+    count = environ.get("LISTEN_FDS", "")
+    if environ.get("LISTEN_PID") != str(pid) or not count.isdecimal():
+        return
+    names = environ.get("LISTEN_FDNAMES", "").split(":")
+    for index in range(int(count)):
+        yield _FIRST_DESCRIPTOR + index, names[index] if index < len(names) else "unknown"
