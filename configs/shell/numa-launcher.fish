@@ -51,7 +51,7 @@ function _shtab_numa_launcher_using
 end
 
 set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage 'usage restore' bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' fleet 'fleet up' 'fleet status' 'fleet down' 'fleet ingress' 'fleet forget' 'fleet plan' 'fleet verify' 'fleet upgrade' 'fleet usage' 'fleet key' 'fleet key add' 'fleet key list' 'fleet key set' 'fleet key revoke' 'fleet key adopt' 'fleet targets' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --accept --anchor --anchors --bench --budget --by --color --concurrency --config --currency --dataset --deadline --drain-timeout --file --fleet --host --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --ready-timeout --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_opts_with_value --accept --anchor --anchors --bench --budget --by --color --concurrency --config --currency --dataset --deadline --drain-timeout --engine --file --fleet --host --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --ready-timeout --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -477,7 +477,8 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -s c -l config 
 complete -c numa-launcher -n '_shtab_numa_launcher_using doctor' -l json -d 'print JSON'
 complete -c numa-launcher -n '_shtab_numa_launcher_using; and test $_shtab_numa_launcher_npos -eq 0' -a quickstart -d 'Start a model with default settings and send it one chat request.'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -s h -l help -d 'show this help message and exit'
-complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l model -xka "(__fish_complete_directories)" -d 'serve this model directory or Hugging Face repository id'
+complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l engine -xka "vllm llama.cpp" -d 'start this engine (default: vllm)'
+complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l model -x -d 'serve this model directory or Hugging Face repository id; with llama.cpp a GGUF file'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l once -d 'stop after the first response'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l instances -x -d 'start N instances per socket (default: depends on the number of cores)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using quickstart' -l port -x -d 'listen on this port of 127.0.0.1 (default: 8000)'

@@ -39,8 +39,11 @@ QUESTION: Final = "Say hello to every core of this machine."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", required=True, metavar="DIR|NAME",
-        help="serve this model directory or Hugging Face repository id",
+        "--engine", choices=("vllm", "llama.cpp"), default="vllm", help="start this engine (default: vllm)"
+    )
+    parser.add_argument(
+        "--model", required=True, metavar="MODEL",
+        help="serve this model directory or Hugging Face repository id; with llama.cpp a GGUF file",
     )  # fmt: skip
     parser.add_argument("--once", action="store_true", help="stop after the first response")
     parser.add_argument(
@@ -86,9 +89,7 @@ def run(args: argparse.Namespace) -> int:
         _step(f"One streamed chat completion from {status['endpoint']}")
         _chat(args.port, model)
         if args.demo:
-            print(
-                "   (demo model with random weights: the text is random; use a real model with --model DIR)"
-            )
+            print("   (demo model with random weights: the text is random; use a real model with --model)")
         _step("Placement of the running threads and pages")
         _show_result(_wait_verified(client), config, model)
         if args.once:
@@ -118,9 +119,8 @@ def _step(text: str) -> None:
 
 def _config(args: argparse.Namespace, state: Path) -> str:
     text = json.dumps  # JSON strings are valid TOML strings
-    local = Path(args.model).is_dir()
-    path = str(Path(args.model).absolute()) if local else args.model
-    name = "demo" if args.demo else Path(args.model).name
+    path = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
+    name = "demo" if args.demo else Path(args.model).name.removesuffix(".gguf")
     instances = args.instances if args.instances is not None else _demo_instances(args)
     lines = [
         "# Written by `numa-launcher quickstart`. To use it again: numa-launcher serve -c FILE",
@@ -131,6 +131,7 @@ def _config(args: argparse.Namespace, state: Path) -> str:
         "[layout]",
         f"instances_per_socket = {text(instances)}",
         "[engine]",
+        f"kind = {text(args.engine)}",
         f"cache_dir = {text(str(state / 'cache'))}",
         "[proxy]",
         f'listen = ["127.0.0.1:{args.port}"]',

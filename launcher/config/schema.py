@@ -139,7 +139,8 @@ class Engine(Section, frozen=True):
     command: Annotated[
         tuple[str, ...],
         doc(
-            'kind = "vllm" or "llama.cpp": the command that starts the engine; default: "vllm", "llama-server". '
+            'kind = "vllm" or "llama.cpp": the command that starts the engine; default: "vllm", "llama-server", '
+            "or without one the server of the wheel xllamacpp. "
             'kind = "command": the complete command line; {uds} or {port}, '
             "{cpus}, {threads} (number of cpus), {slot}, {model} and {name} are filled in.",
             min_length=1,

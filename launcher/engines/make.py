@@ -20,6 +20,7 @@ from launcher.engines.checks import Check
 from launcher.engines.command import LOOPBACK, CommandEngine
 from launcher.engines.containers import ContainedEngine, Volume, Wrapping
 from launcher.engines.llama_cpp import arguments as llama_arguments
+from launcher.engines.llama_cpp import build as llama_build
 from launcher.engines.llama_cpp import launch as llama_cpp
 from launcher.engines.llama_cpp import planning as llama_planning
 from launcher.engines.numactl import Binding, MemPolicy
@@ -104,6 +105,8 @@ class EngineType:
     planning: Planning
     probe: Callable[[EngineConfig], Stack]
     """Finds its software on this host. Raises LauncherError when it cannot be started."""
+    examined: Callable[[Stack], Stack] = lambda stack: stack
+    """Adds what only `doctor` asks the software for."""
     make: Callable[[Config, Parts], Engine]
     """Makes the engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
     checks: Callable[[], tuple[Check, ...]] = lambda: ()
@@ -198,7 +201,8 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
     ),
     EngineKind.LLAMA_CPP: EngineType(
         title=lambda _engine: "llama.cpp", planning=llama_planning.PLANNING, probe=llama_cpp.probe, make=_make_llama_cpp,
-        checks=lambda: (llama_cpp.checks,), profiles=llama_cpp.read_profiles, overriding=llama_arguments.overriding,
+        checks=lambda: (llama_cpp.checks,), examined=llama_build.examined, profiles=llama_cpp.read_profiles,
+        overriding=llama_arguments.overriding,
     ),
     EngineKind.COMMAND: EngineType(
         title=lambda engine: Path(engine.command[0]).name, planning=command.PLANNING, probe=command.probe,

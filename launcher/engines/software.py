@@ -48,6 +48,10 @@ class Stack:
     """Path of podman or docker, where instances run in containers."""
     image: str | None = None
     """Id of the image; `command` is inside it."""
+    instruction_sets: frozenset[str] | None = None
+    """Those that llama.cpp was built for, by its own names; None: not examined, or unknown."""
+    backends: tuple[str, ...] = ()
+    """llama.cpp's, beside CPU."""
     load_generator: tuple[str, ...] = ()
     """Command of a vLLM whose `bench serve` can be the client of a measurement; empty where the engine has none."""
     warnings: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ import logging
 import os
 import pwd
 from collections.abc import Callable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -98,8 +99,20 @@ def why_not_systemd(config: Config, root: Path = Path("/")) -> tuple[str, str] |
             f"there is no user and group '{user}'",
             "run scripts/install, which makes it",
         ),
+        (
+            _has_systemd_python(),
+            "the package systemd-python is not installed, which reads the units' output",
+            "run scripts/install, or pip install systemd-python",
+        ),
     )
     return next(((why, remedy) for there, why, remedy in checks if not there), None)
+
+
+def _has_systemd_python() -> bool:
+    try:
+        return find_spec("systemd.journal") is not None
+    except ImportError:
+        return False
 
 
 def _must_be_units(config: Config, root: Path) -> bool:

@@ -20,7 +20,6 @@ from itertools import islice
 from typing import Any, Final, Protocol
 
 from launcher.base.background import RETRY_S, Failures
-from systemd import journal
 
 log = logging.getLogger("launcher.host")
 
@@ -254,6 +253,8 @@ def history(unit: str, invocation: str, count: int, before: float) -> list[Line]
 
 
 def _open() -> Any:
+    from systemd import journal  # noqa: PLC0415  scripts/quickstart leaves it out for llama.cpp
+
     return journal.Reader(converters={"MESSAGE": lambda value: value.decode(errors="replace")})
 
 

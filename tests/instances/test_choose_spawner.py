@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +113,12 @@ def test_elsewhere_they_are_its_children_and_the_log_says_why(
 def test_an_ordinary_user_is_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert isinstance(choose(host(tmp_path, *HOSTS["v1"])), DirectSpawner)
+
+
+def test_without_the_reader_of_the_journal_there_are_no_units(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "systemd", None)
+    with pytest.raises(LauncherError, match="the package systemd-python is not installed") as refused:
+        choose(host(tmp_path, *HOSTS["v2"]))
+    assert "pip install systemd-python" in refused.value.remedy

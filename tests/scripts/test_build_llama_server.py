@@ -12,10 +12,10 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def build(*arguments: str, home: str = "/home/x") -> subprocess.CompletedProcess[str]:
+def build(*arguments: str, home: str = "/home/x", **more: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         ["scripts/build-llama-server", *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240,
-        stdin=subprocess.DEVNULL, env={"PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", "HOME": home},
+        stdin=subprocess.DEVNULL, env={"PATH": "/usr/bin:/bin", "TMPDIR": "/tmp", "HOME": home} | more,
     )  # fmt: skip
 
 
@@ -79,3 +79,26 @@ def test_a_checkout_of_ones_own(tmp_path: Path) -> None:
     assert "pip download" not in done.stdout
     assert f"cmake -G Ninja -S {tmp_path} " in done.stdout
     assert done.stdout.splitlines()[-2].endswith("/bin/llama-server /x/y")
+
+
+def test_zendnn_is_fetched_or_the_installed_one(tmp_path: Path) -> None:
+    words = ("--dry-run", "--zendnn", "--jobs", "1", "--python", sys.executable)
+    assert "-DGGML_ZENDNN=ON" in build(*words).stdout
+    assert "ZENDNN" not in build("--dry-run", "--jobs", "1", "--python", sys.executable).stdout
+    done = build(*words, ZENDNN_ROOT=str(tmp_path))
+    assert done.returncode == 2
+    assert f"ZENDNN_ROOT='{tmp_path}' is no installation of ZenDNN" in done.stderr
+    (tmp_path / "zendnnl/include").mkdir(parents=True)
+    assert f"-DGGML_ZENDNN=ON -DZENDNN_ROOT={tmp_path}" in build(*words, ZENDNN_ROOT=str(tmp_path)).stdout
+
+
+def test_zendnn_that_cannot_be_fetched_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    for name in ("git", "cmake", "ninja", "g++"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 128\n")
+        (tmp_path / name).chmod(0o755)
+    done = build("--zendnn", "--jobs", "1", "--python", sys.executable, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        "ZenDNN's sources cannot be had: git does not reach https://github.com/amd/ZenDNN.git" in done.stderr
+    )
+    assert "ZENDNN_ROOT" in done.stderr

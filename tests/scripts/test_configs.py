@@ -13,7 +13,7 @@ from launcher.engines.command import check_template
 
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 EXAMPLES = sorted(path.stem for path in CONFIGS.glob("*.toml"))
-PROMISED = {"quickstart", "epyc-9755-1p", "epyc-9755-2p", "epyc-vm-24", "command-engine"}
+PROMISED = {"quickstart", "epyc-9755-1p", "epyc-9755-2p", "epyc-vm-24", "command-engine", "server-llama-cpp"}
 
 
 def load(name: str) -> Config:

@@ -39,6 +39,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         ((), "numa-launcher[vllm]"),
         (("--without-vllm",), "numa-launcher[command]"),
         (("--fleet",), "numa-launcher[vllm,fleet]"),
+        (("--engine", "llama.cpp"), "numa-launcher[llama-cpp]"),
     ],
 )
 def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> None:
@@ -61,6 +62,8 @@ def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> 
     [
         (("--wheel",), "unknown argument '--wheel'"),
         (("--wheels",), "--wheels needs a folder"),
+        (("--engine", "llamacpp"), "--engine 'llamacpp' is no engine of this script"),
+        (("--engine",), "--engine '' is no engine of this script"),
         (("--keep", "0"), "--keep needs a number from 1 to 99, not '0'"),
         (("--keep",), "--keep needs a number from 1 to 99, not ''"),
         (("--root", "/nowhere"), "--root needs a folder, not '/nowhere'"),

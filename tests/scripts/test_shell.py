@@ -66,7 +66,19 @@ def test_fleet_trial_refuses() -> None:
         (["--instances"], "--instances needs a value"),
         (["--model", "/nowhere/model"], "there is no directory '/nowhere/model'"),
         (["--model", "/etc"], "it has no config.json"),
-        (["--model", ""], "--model needs a directory or a name"),
+        (["--model", ""], "--model needs a directory, a file or a name"),
+        (
+            ["--model", "x.gguf"],
+            "'x.gguf' is a GGUF file, which vLLM does not read\n  what to do: add --engine llama.cpp",
+        ),
+        (
+            ["--engine", "llamacpp"],
+            "--engine 'llamacpp' is no engine of quickstart\n  what to do: choose --engine vllm or",
+        ),
+        (["--engine"], "--engine needs a value"),
+        (["--engine=llama.cpp", "--model", "Qwen/Qwen3-0.6B"], "there is no file 'Qwen/Qwen3-0.6B'"),
+        (["--engine=llama.cpp", "--model", "/etc"], "'/etc' has no *.gguf file"),
+        (["--engine=llama.cpp", "--model", "README.md"], "'README.md' is no GGUF file"),
     ],
 )
 def test_quickstart_refuses(arguments: list[str], said: str) -> None:

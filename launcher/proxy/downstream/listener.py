@@ -16,7 +16,6 @@ from launcher.base.address import in_url
 from launcher.base.errors import LauncherError, PassingError, reason
 from launcher.config.schema import Proxy
 from launcher.proxy.downstream.tls import Handshakes
-from systemd import daemon
 
 BACKLOG = 1024
 # Connections accepted per turn of the loop: libuv accepts one per descriptor (since 1.45), and a turn takes tens of
@@ -262,6 +261,14 @@ def sockets() -> dict[str, list[socket.socket]]:
 
 
 def _take() -> dict[str, list[socket.socket]]:
+    if "LISTEN_FDS" not in os.environ:
+        return {}
+    try:
+        from systemd import daemon  # noqa: PLC0415  scripts/quickstart leaves it out for llama.cpp
+    except ImportError as error:
+        raise LauncherError(
+            f"cannot take the sockets that systemd passes: {error}", "pip install systemd-python"
+        ) from None
     found: dict[str, list[socket.socket]] = {}
     for fd, name in daemon.listen_fds_with_names().items():
         sock = socket.socket(fileno=fd)

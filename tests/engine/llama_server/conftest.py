@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import shlex
+import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,9 +16,9 @@ from support.daemon_process import DaemonProcess
 from support.tools import TOOLS
 
 from launcher.engines import tiny_model
+from launcher.engines.llama_cpp.build import WHEEL
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "configs/command-engine.toml"
-SERVER = Path(__file__).with_name("wheel_server.py")
 VARIABLE = "NUMA_LAUNCHER_TEST_LLAMA_SERVER"
 
 
@@ -27,7 +28,7 @@ def llama_server(tmp_path_factory: pytest.TempPathFactory) -> str:
     path = Path(os.environ.get(VARIABLE) or TOOLS / "llama-server")
     if VARIABLE not in os.environ and not path.exists():
         path = tmp_path_factory.mktemp("program") / "llama-server"
-        path.write_text(f"#!{sys.executable}\n{SERVER.read_text()}")
+        path.write_text(f'#!/bin/sh\nexec {shlex.join(WHEEL)} "$@"\n')
         path.chmod(0o755)
     assert os.access(path, os.X_OK), f"{VARIABLE}={path} is no program"
     return str(path)
@@ -80,9 +81,15 @@ stall_timeout_s = {stall_s}
 
 @pytest.fixture
 def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Callable[[], DaemonProcess]]:
-    """Starts a daemon with `kind = "llama.cpp"` and the model's path alone; the program is found in PATH."""
+    """Starts a daemon with `kind = "llama.cpp"` and the model's path alone: the program is found in PATH, the wheel's server
+    by the launcher itself."""
     program = Path(llama_server)
     assert program.name == "llama-server"
+    path = os.environ["PATH"]
+    if WHEEL[-1] not in program.read_bytes()[:4096].decode(errors="replace"):
+        path = f"{program.parent}:{path}"
+    else:
+        assert shutil.which("llama-server") is None, "PATH has another llama-server"
     running: list[DaemonProcess] = []
 
     def begin() -> DaemonProcess:
@@ -101,7 +108,7 @@ backoff_initial_s = 0.2
 """
         folder = tmp_path / "k"
         folder.mkdir()
-        daemon = DaemonProcess(folder, text, {"PATH": f"{program.parent}:{os.environ['PATH']}"})
+        daemon = DaemonProcess(folder, text, {"PATH": path})
         running.append(daemon)
         daemon.wait_ready(2)
         return daemon

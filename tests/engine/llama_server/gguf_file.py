@@ -1,18 +1,16 @@
-"""A model of ours as one GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), weights as float32."""
+"""The tiny model that vLLM reads, as one GGUF file with weights in float32."""
 
 from __future__ import annotations
 
 import json
-import struct
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
 from safetensors.torch import load_file
 
-ALIGNMENT: Final = 32
-_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_NORMAL, _CONTROL = 1, 3  # llama_token_type
+from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, write_gguf
+
 _NAMES: Final = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
     "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
@@ -28,21 +26,7 @@ def write(folder: Path, file: Path) -> None:
         _name(name): _values(name, tensor.float().numpy(), config)
         for name, tensor in load_file(folder / "model.safetensors").items()
     }
-    with file.open("wb") as out:
-        pairs = {**_shape(config), **_tokenizer(folder, config)}
-        out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)))
-        for key, value in pairs.items():
-            _put_string(out, key)
-            _put(out, value)
-        offset = 0
-        for name, values in tensors.items():
-            _put_string(out, name)
-            out.write(struct.pack(f"<I{values.ndim}QIQ", values.ndim, *reversed(values.shape), 0, offset))
-            offset += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
-        for values in tensors.values():
-            out.write(bytes(-out.tell() % ALIGNMENT))
-            out.write(values.tobytes())
-        out.write(bytes(-out.tell() % ALIGNMENT))
+    write_gguf(file, {**_shape(config), **_tokenizer(folder, config)}, tensors)
 
 
 def _name(name: str) -> str:
@@ -87,7 +71,7 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": [word for word, _ in words],
-        "tokenizer.ggml.token_type": [_CONTROL if i in special else _NORMAL for _, i in words],
+        "tokenizer.ggml.token_type": [CONTROL if i in special else NORMAL for _, i in words],
         "tokenizer.ggml.merges": [" ".join(pair) for pair in whole["model"]["merges"]],
         "tokenizer.ggml.bos_token_id": config["bos_token_id"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
@@ -95,27 +79,3 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.add_bos_token": False,
         "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
     }
-
-
-def _put(out: BinaryIO, value: Any) -> None:
-    match value:
-        case bool():
-            out.write(struct.pack("<I?", _BOOL, value))
-        case int():
-            out.write(struct.pack("<II", _U32, value))
-        case float():
-            out.write(struct.pack("<If", _F32, value))
-        case str():
-            out.write(struct.pack("<I", _STRING))
-            _put_string(out, value)
-        case [str(), *_]:
-            out.write(struct.pack("<IIQ", _ARRAY, _STRING, len(value)))
-            for word in value:
-                _put_string(out, word)
-        case _:
-            out.write(struct.pack(f"<IIQ{len(value)}i", _ARRAY, _I32, len(value), *value))
-
-
-def _put_string(out: BinaryIO, text: str) -> None:
-    data = text.encode()
-    out.write(struct.pack("<Q", len(data)) + data)

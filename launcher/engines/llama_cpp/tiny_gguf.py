@@ -1,0 +1,226 @@
+"""Makes a tiny GGUF model with random weights to try the launcher with llama.cpp.
+
+    python -m launcher.engines.llama_cpp.tiny_gguf OUT_FILE
+
+A two-layer Llama of 1.6 million parameters whose tokens are bytes and the beginnings of a few words; nothing is
+downloaded, and numpy is all that it needs. Its responses are random words.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import struct
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+Weights = np.ndarray[Any, np.dtype[np.float32]]
+
+# GGUF (ggml/docs/gguf.md), version 3: types of values, ggml_type F32, alignment of tensors.
+_U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
+_TENSOR_F32: Final = 0
+ALIGNMENT: Final = 32
+# llama_token_type
+NORMAL, CONTROL = 1, 3
+
+# Changed when the model changes; a file of another recipe is replaced.
+RECIPE: Final = "numa-launcher tiny model, GGUF recipe 1"
+CONTEXT: Final = 4096
+HIDDEN: Final = 256
+INNER: Final = 512
+HEADS: Final = 4
+LAYERS: Final = 2
+HEAD_SCALE: Final = 10  # scores of 3.2 rms: 0.02 (initial weights) x 16 (root of 256) x 10
+SPECIAL: Final = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
+TEMPLATE: Final = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+WORDS: Final = (
+    "a", "and", "answers", "are", "at", "balance", "bandwidth", "between", "binds", "by", "cache", "channels", "chip",
+    "chips", "core", "cores", "each", "every", "fast", "from", "hello", "in", "instance", "instances", "is", "its",
+    "keeps", "latency", "layer", "layers", "light", "local", "machine", "many", "memory", "near", "node", "nodes",
+    "of", "on", "one", "pages", "pinned", "queue", "quick", "reads", "remote", "requests", "runs", "serves", "shares",
+    "slot", "small", "socket", "sockets", "starts", "steady", "streams", "tensors", "that", "the", "them", "threads",
+    "to", "token", "tokens", "two", "waits", "warm", "weights", "where", "while", "with", "words", "works", "your",
+)  # fmt: skip
+
+
+# --- GGUF files. ---
+
+
+def write_gguf(file: Path, pairs: Mapping[str, Any], tensors: Mapping[str, Weights]) -> None:
+    """Writes `file`: metadata of bool, int (u32), float (f32), str, and lists of str or int (i32); tensors of float32, their
+    dimensions in numpy's order."""
+    with file.open("wb") as out:
+        out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)))
+        for key, value in pairs.items():
+            _put_string(out, key)
+            _put(out, value)
+        offset = 0
+        for name, values in tensors.items():
+            _put_string(out, name)
+            shape = values.shape[::-1]
+            out.write(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, _TENSOR_F32, offset))
+            offset += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
+        for values in tensors.values():
+            out.write(bytes(-out.tell() % ALIGNMENT))
+            out.write(values.astype("<f4").tobytes())
+        out.write(bytes(-out.tell() % ALIGNMENT))
+
+
+def _put(out: BinaryIO, value: Any) -> None:
+    match value:
+        case bool():
+            out.write(struct.pack("<I?", _BOOL, value))
+        case int():
+            out.write(struct.pack("<II", _U32, value))
+        case float():
+            out.write(struct.pack("<If", _F32, value))
+        case str():
+            out.write(struct.pack("<I", _STRING))
+            _put_string(out, value)
+        case [str(), *_]:
+            out.write(struct.pack("<IIQ", _ARRAY, _STRING, len(value)))
+            for word in value:
+                _put_string(out, word)
+        case _:
+            out.write(struct.pack(f"<IIQ{len(value)}i", _ARRAY, _I32, len(value), *value))
+
+
+def _put_string(out: BinaryIO, text: str) -> None:
+    data = text.encode()
+    out.write(struct.pack("<Q", len(data)) + data)
+
+
+# --- The model. ---
+
+
+def make(file: Path) -> None:
+    """Writes the model to `file` atomically."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    os.close(descriptor)
+    building = Path(name)
+    try:
+        tokens, merges = vocabulary()
+        write_gguf(building, _metadata(tokens, merges), _weights(tokens))
+        building.chmod(0o644)  # mkstemp creates it for the owner only; the service runs as another user
+        building.rename(file)
+    finally:
+        building.unlink(missing_ok=True)
+
+
+def is_made(file: Path) -> bool:
+    """Whether `file` is a model of this recipe."""
+    try:
+        with file.open("rb") as found:
+            return RECIPE.encode() in found.read(256)
+    except OSError:
+        return False
+
+
+def vocabulary() -> tuple[list[str], list[str]]:
+    """Tokens and merges of a byte-level BPE: every byte, and the words with all their beginnings."""
+    tokens = [*SPECIAL, *_byte_characters()]
+    merges = []
+    for word in WORDS:
+        text = "Ġ" + word  # U+0120 is the blank before it
+        for end in range(2, len(text) + 1):
+            if text[:end] not in tokens:
+                tokens.append(text[:end])
+                merges.append(f"{text[: end - 1]} {text[end - 1]}")
+    return tokens, merges
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in GPT-2's vocabulary (bytes_to_unicode, openai/gpt-2, encoder.py): itself if
+    printable in Latin-1, else one from U+0100 on."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in itself]
+    return [chr(byte) if byte in itself else chr(0x100 + others.index(byte)) for byte in range(256)]
+
+
+def _metadata(tokens: list[str], merges: list[str]) -> dict[str, Any]:
+    return {
+        "general.name": RECIPE,
+        "general.architecture": "llama",
+        "llama.block_count": LAYERS,
+        "llama.context_length": CONTEXT,
+        "llama.embedding_length": HIDDEN,
+        "llama.feed_forward_length": INNER,
+        "llama.attention.head_count": HEADS,
+        "llama.attention.head_count_kv": HEADS // 2,
+        "llama.attention.layer_norm_rms_epsilon": 1e-6,
+        "llama.rope.dimension_count": HIDDEN // HEADS,
+        "llama.rope.freq_base": 10000.0,
+        "llama.vocab_size": len(tokens),
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [CONTROL if token in SPECIAL else NORMAL for token in tokens],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.ggml.bos_token_id": SPECIAL.index("<s>"),
+        "tokenizer.ggml.eos_token_id": SPECIAL.index("</s>"),
+        "tokenizer.ggml.padding_token_id": SPECIAL.index("<pad>"),
+        "tokenizer.ggml.add_bos_token": False,
+        "tokenizer.chat_template": TEMPLATE,
+    }
+
+
+def _weights(tokens: list[str]) -> dict[str, Weights]:
+    """Random, the same on every machine. Tokens that are no whole word score 0, where words score far on both sides of it:
+    they are hardly ever chosen."""
+    random = np.random.default_rng(0)
+
+    def matrix(rows: int, columns: int) -> Weights:
+        return random.normal(0.0, 0.02, (rows, columns)).astype(np.float32)
+
+    head = matrix(len(tokens), HIDDEN) * np.float32(HEAD_SCALE)
+    words = {"Ġ" + word for word in WORDS}
+    head[[index for index, token in enumerate(tokens) if token not in words]] = 0
+    ones = np.ones(HIDDEN, np.float32)
+    tensors = {
+        "token_embd.weight": matrix(len(tokens), HIDDEN),
+        "output_norm.weight": ones,
+        "output.weight": head,
+    }
+    for layer in range(LAYERS):
+        tensors |= {
+            f"blk.{layer}.{name}.weight": values
+            for name, values in (
+                ("attn_norm", ones), ("attn_q", matrix(HIDDEN, HIDDEN)), ("attn_k", matrix(HIDDEN // 2, HIDDEN)),
+                ("attn_v", matrix(HIDDEN // 2, HIDDEN)), ("attn_output", matrix(HIDDEN, HIDDEN)), ("ffn_norm", ones),
+                ("ffn_gate", matrix(INNER, HIDDEN)), ("ffn_up", matrix(INNER, HIDDEN)),
+                ("ffn_down", matrix(HIDDEN, INNER)),
+            )
+        }  # fmt: skip
+    return tensors
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0: the file is the model. 2: it is another file."""
+    parser = argparse.ArgumentParser(
+        description="Make a tiny random-weight GGUF model for trying things out."
+    )
+    parser.add_argument("out_file", type=Path, metavar="OUT_FILE")
+    file = parser.parse_args(arguments).out_file.absolute()
+    if is_made(file):
+        print(f"{file}: the tiny model is there already")
+        return 0
+    if file.exists():
+        print(f"cannot make the tiny model: {str(file)!r} is another file", file=sys.stderr)
+        print("choose a path that does not exist", file=sys.stderr)
+        return 2
+    make(file)
+    print(f"{file}: a tiny model with random weights")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
