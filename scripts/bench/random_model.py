@@ -9,16 +9,19 @@ import json
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import numpy as np
+
+from launcher.engines.llama_cpp import tiny_gguf
+from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, Tensor, byte_characters, float32
 
 Array = np.ndarray[Any, Any]
 CONTEXT: Final = 4096
 HEAD: Final = 64  # values of a head
 BLOCK: Final = 32  # values that share a scale in Q8_0 and Q4_0 (ggml/src/ggml-common.h)
-ALIGNMENT: Final = 32  # of tensors in a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,7 @@ def tensors_of(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...]]]:
 
 def vocabulary(shape: Shape) -> list[str]:
     """Two special tokens, the 256 bytes as GPT-2 writes them, and words."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    letters = {byte: chr(byte) for byte in plain}
-    others = (byte for byte in range(256) if byte not in letters)
-    letters |= {byte: chr(256 + n) for n, byte in enumerate(others)}
-    words = ["<|begin|>", "<|end|>", *(letters[byte] for byte in range(256))]
+    words = ["<|begin|>", "<|end|>", *byte_characters()]
     return words + [f"w{n}" for n in range(shape.vocabulary - len(words))]
 
 
@@ -152,7 +151,7 @@ def bfloat16(values: Array) -> Array:
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
-# --- As one GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md). ---
+# --- As one GGUF file. ---
 
 
 def q8_0(values: Array) -> Array:
@@ -174,46 +173,23 @@ def q4_0(values: Array) -> Array:
     return np.concatenate([scale.astype("<f2").view(np.uint8), low | high << 4], axis=1)
 
 
-# The number of a type in the file (enum ggml_type), and the bytes of a tensor of it.
-TYPES: Final[dict[str, tuple[int, Callable[[Array], Array]]]] = {
-    "Q4_0": (2, q4_0), "Q8_0": (8, q8_0), "BF16": (30, bfloat16),
+# The number of a type (enum ggml_type), the bytes of a value, and the bytes of all.
+TYPES: Final[dict[str, tuple[int, Fraction, Callable[[Array], Array]]]] = {
+    "Q4_0": (2, Fraction(18, BLOCK), q4_0), "Q8_0": (8, Fraction(34, BLOCK), q8_0), "BF16": (30, Fraction(2), bfloat16),
 }  # fmt: skip
-_F32, _U32_KEY, _I32_KEY, _F32_KEY, _BOOL_KEY, _STRING_KEY, _ARRAY_KEY = 0, 4, 5, 6, 7, 8, 9
 
 
 def write_gguf(shape: Shape, kind: str, file: Path) -> None:
     """Matrices of type `kind`; norms and biases are float32."""
-    number, quantise = TYPES[kind]
-    parts = list(tensors_of(shape))
+    number, value_bytes, quantise = TYPES[kind]
 
-    def stored(name: str, size: tuple[int, ...]) -> bytes:
-        values = values_of(name, size)
-        return (values if len(size) == 1 else quantise(values)).tobytes()
+    def tensor(name: str, theirs: str, size: tuple[int, ...]) -> Tensor:
+        if len(size) == 1:
+            return float32(theirs, values_of(name, size))
+        stored = int(size[0] * size[1] * value_bytes)
+        return Tensor(theirs, size, number, stored, lambda: quantise(values_of(name, size)).tobytes())
 
-    sizes = {name: _stored_bytes(kind, size) for name, _, size in parts}
-    keys = _keys(shape)
-    with file.open("wb") as out:
-        out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(parts), len(keys)))
-        for key, value in keys.items():
-            _put_string(out, key)
-            _put(out, value)
-        offset = 0
-        for name, theirs, size in parts:
-            _put_string(out, theirs)
-            type_ = _F32 if len(size) == 1 else number
-            out.write(struct.pack(f"<I{len(size)}QIQ", len(size), *reversed(size), type_, offset))
-            offset += -(-sizes[name] // ALIGNMENT) * ALIGNMENT
-        for name, _, size in parts:
-            out.write(bytes(-out.tell() % ALIGNMENT))
-            out.write(stored(name, size))
-        out.write(bytes(-out.tell() % ALIGNMENT))
-
-
-def _stored_bytes(kind: str, size: tuple[int, ...]) -> int:
-    if len(size) == 1:
-        return 4 * size[0]
-    values = size[0] * size[1]
-    return values * 2 if kind == "BF16" else values // BLOCK * {"Q8_0": 34, "Q4_0": 18}[kind]
+    tiny_gguf.write_gguf(file, _keys(shape), [tensor(*its) for its in tensors_of(shape)])
 
 
 def _keys(shape: Shape) -> dict[str, Any]:
@@ -232,7 +208,7 @@ def _keys(shape: Shape) -> dict[str, Any]:
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
         "tokenizer.ggml.tokens": words,
-        "tokenizer.ggml.token_type": [3, 3, *[1] * (len(words) - 2)],  # LLAMA_TOKEN_TYPE_CONTROL, _NORMAL
+        "tokenizer.ggml.token_type": [CONTROL, CONTROL, *[NORMAL] * (len(words) - 2)],
         "tokenizer.ggml.merges": [
             f"{words[2]} {words[3]}"
         ],  # llama.cpp wants one; it gives no token of the list
@@ -240,27 +216,3 @@ def _keys(shape: Shape) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": 1,
         "tokenizer.ggml.add_bos_token": False,
     }
-
-
-def _put(out: BinaryIO, value: Any) -> None:
-    match value:
-        case bool():
-            out.write(struct.pack("<I?", _BOOL_KEY, value))
-        case int():
-            out.write(struct.pack("<II", _U32_KEY, value))
-        case float():
-            out.write(struct.pack("<If", _F32_KEY, value))
-        case str():
-            out.write(struct.pack("<I", _STRING_KEY))
-            _put_string(out, value)
-        case [str(), *_]:
-            out.write(struct.pack("<IIQ", _ARRAY_KEY, _STRING_KEY, len(value)))
-            for word in value:
-                _put_string(out, word)
-        case _:
-            out.write(struct.pack(f"<IIQ{len(value)}i", _ARRAY_KEY, _I32_KEY, len(value), *value))
-
-
-def _put_string(out: BinaryIO, text: str) -> None:
-    data = text.encode()
-    out.write(struct.pack("<Q", len(data)) + data)

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
 from bench import random_model
 
+from launcher.engines.llama_cpp.tiny_gguf import ALIGNMENT
 from launcher.models.gguf_model import read_gguf_profile
 
 SHAPE = random_model.SHAPES["tiny"]
@@ -30,7 +31,7 @@ def test_bfloat16_rounds_to_the_nearest() -> None:
 @pytest.mark.parametrize(("kind", "worst"), [("Q8_0", 0.0005), ("Q4_0", 0.008)])
 def test_quantised_values_are_near(kind: str, worst: float) -> None:
     values = random_model.values_of("w", (8, 64))
-    blocks = random_model.TYPES[kind][1](values)
+    blocks = random_model.TYPES[kind][2](values)
     scale = blocks[:, :2].copy().view("<f2").astype(np.float32)
     if kind == "Q8_0":
         whole = blocks[:, 2:].view(np.int8).astype(np.float32)
@@ -50,7 +51,7 @@ def test_a_gguf_file_has_the_shape(kind: str, tmp_path: Path) -> None:
         SHAPE.hidden,
         SHAPE.vocabulary,
     )
-    assert file.stat().st_size % random_model.ALIGNMENT == 0
+    assert file.stat().st_size % ALIGNMENT == 0
 
 
 def test_a_folder_has_each_parameter(tmp_path: Path) -> None:

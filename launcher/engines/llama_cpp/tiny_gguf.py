@@ -13,7 +13,8 @@ import os
 import struct
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -21,9 +22,8 @@ import numpy as np
 
 Weights = np.ndarray[Any, np.dtype[np.float32]]
 
-# GGUF (ggml/docs/gguf.md), version 3: types of values, ggml_type F32, alignment of tensors.
+# GGUF (ggml/docs/gguf.md), version 3: types of values, alignment of tensors.
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
-_TENSOR_F32: Final = 0
 ALIGNMENT: Final = 32
 # llama_token_type
 NORMAL, CONTROL = 1, 3
@@ -54,23 +54,40 @@ WORDS: Final = (
 # --- GGUF files. ---
 
 
-def write_gguf(file: Path, pairs: Mapping[str, Any], tensors: Mapping[str, Weights]) -> None:
-    """Writes `file`: metadata of bool, int (u32), float (f32), str, and lists of str or int (i32); tensors of float32, their
-    dimensions in numpy's order."""
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor of a file; its values are made when they are written."""
+
+    name: str
+    shape: tuple[int, ...]
+    """In numpy's order."""
+    type: int
+    """Of enum ggml_type."""
+    size: int
+    """Bytes of `data`."""
+    data: Callable[[], bytes]
+
+
+def float32(name: str, values: Weights) -> Tensor:
+    return Tensor(name, values.shape, 0, values.nbytes, values.astype("<f4").tobytes)
+
+
+def write_gguf(file: Path, pairs: Mapping[str, Any], tensors: Sequence[Tensor]) -> None:
+    """Writes `file`: metadata of bool, int (u32), float (f32), str, and lists of str or int (i32); then the tensors."""
     with file.open("wb") as out:
         out.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(pairs)))
         for key, value in pairs.items():
             _put_string(out, key)
             _put(out, value)
         offset = 0
-        for name, values in tensors.items():
-            _put_string(out, name)
-            shape = values.shape[::-1]
-            out.write(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, _TENSOR_F32, offset))
-            offset += -(-values.nbytes // ALIGNMENT) * ALIGNMENT
-        for values in tensors.values():
+        for its in tensors:
+            _put_string(out, its.name)
+            shape = its.shape[::-1]
+            out.write(struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, its.type, offset))
+            offset += -(-its.size // ALIGNMENT) * ALIGNMENT
+        for its in tensors:
             out.write(bytes(-out.tell() % ALIGNMENT))
-            out.write(values.astype("<f4").tobytes())
+            out.write(its.data())
         out.write(bytes(-out.tell() % ALIGNMENT))
 
 
@@ -109,7 +126,8 @@ def make(file: Path) -> None:
     building = Path(name)
     try:
         tokens, merges = vocabulary()
-        write_gguf(building, _metadata(tokens, merges), _weights(tokens))
+        tensors = [float32(name, values) for name, values in _weights(tokens).items()]
+        write_gguf(building, _metadata(tokens, merges), tensors)
         building.chmod(0o644)  # mkstemp creates it for the owner only; the service runs as another user
         building.rename(file)
     finally:
@@ -127,7 +145,7 @@ def is_made(file: Path) -> bool:
 
 def vocabulary() -> tuple[list[str], list[str]]:
     """Tokens and merges of a byte-level BPE: every byte, and the words with all their beginnings."""
-    tokens = [*SPECIAL, *_byte_characters()]
+    tokens = [*SPECIAL, *byte_characters()]
     merges = []
     for word in WORDS:
         text = "Ġ" + word  # U+0120 is the blank before it
@@ -138,7 +156,7 @@ def vocabulary() -> tuple[list[str], list[str]]:
     return tokens, merges
 
 
-def _byte_characters() -> list[str]:
+def byte_characters() -> list[str]:
     """The character that stands for each byte in GPT-2's vocabulary (bytes_to_unicode, openai/gpt-2, encoder.py): itself if
     printable in Latin-1, else one from U+0100 on."""
     itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from safetensors.torch import load_file
 
-from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, write_gguf
+from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, float32, write_gguf
 
 _NAMES: Final = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -22,10 +22,10 @@ _NAMES: Final = {
 def write(folder: Path, file: Path) -> None:
     """The Llama that launcher.engines.tiny_model made in `folder`, as `file`."""
     config = json.loads((folder / "config.json").read_text())
-    tensors = {
-        _name(name): _values(name, tensor.float().numpy(), config)
+    tensors = [
+        float32(_name(name), _values(name, tensor.float().numpy(), config))
         for name, tensor in load_file(folder / "model.safetensors").items()
-    }
+    ]
     write_gguf(file, {**_shape(config), **_tokenizer(folder, config)}, tensors)
 
 

@@ -7,7 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.engines.llama_cpp.tiny_gguf import CONTEXT, LAYERS, SPECIAL, main, vocabulary, write_gguf
+from launcher.engines.llama_cpp.tiny_gguf import (
+    CONTEXT,
+    LAYERS,
+    SPECIAL,
+    float32,
+    main,
+    vocabulary,
+    write_gguf,
+)
 from launcher.models.gguf import read_gguf
 from launcher.models.gguf_model import read_gguf_profile
 
@@ -52,7 +60,7 @@ def test_every_byte_has_a_token_and_every_merge_makes_one() -> None:
 def test_a_written_file_is_read_back(tmp_path: Path) -> None:
     file = tmp_path / "x.gguf"
     values = {"a": True, "b": 3, "c": 0.5, "d": "text", "f": [1, -2]}
-    write_gguf(file, values | {"e": ["x", "yz"]}, {"t": np.ones((2, 3), np.float32)})
+    write_gguf(file, values | {"e": ["x", "yz"]}, [float32("t", np.ones((2, 3), np.float32))])
     found = read_gguf(file)
     assert found.metadata == values | {"e": 2}
     (tensor,) = found.tensors
