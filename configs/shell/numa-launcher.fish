@@ -51,7 +51,7 @@ function _shtab_numa_launcher_using
 end
 
 set -g _shtab_numa_launcher_commands serve plan topology status top dashboard restart drain resume stop start hold quarantine release reload scale why events logs verify usage 'usage restore' bench 'bench report' 'bench compare' 'bench list' tune cost 'cost estimate' key 'key add' 'key list' 'key set' 'key revoke' audit 'audit verify' 'audit anchor' fleet 'fleet up' 'fleet status' 'fleet down' 'fleet ingress' 'fleet forget' 'fleet plan' 'fleet verify' 'fleet upgrade' 'fleet usage' 'fleet key' 'fleet key add' 'fleet key list' 'fleet key set' 'fleet key revoke' 'fleet key adopt' 'fleet targets' bundle doctor quickstart
-set -g _shtab_numa_launcher_opts_with_value --accept --anchor --anchors --bench --budget --by --color --concurrency --config --currency --dataset --deadline --drain-timeout --engine --file --fleet --host --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --ready-timeout --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
+set -g _shtab_numa_launcher_opts_with_value --accept --anchor --anchors --bench --budget --by --color --concurrency --config --currency --dataset --deadline --drain-timeout --engine --file --fleet --gguf --host --hourly --input --instances --instances-per-socket --interval --key --key-file --kv-cache --limit --lines --listen --machine --measure --model --output --overflow --port --price-per-kwh --purchase --rate --ready-timeout --repeats --requests --requests-per-minute --reserve-cores --resume --root --seed --set --since --slo --slot --snapshot --socket --stack --state-dir --strategies --strategy --svg --timeout --tokenizer --tokens-per-minute --tokens-per-second --tolerance --until --url --watch --watts --workload --years -c -d -n -o
 
 complete -c numa-launcher -e
 complete -c numa-launcher -f
@@ -300,8 +300,9 @@ complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l machine -x -d 
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l workload -xka "rackspace-128 amd-128 chat rag batch embeddings" -d 'measure with this workload: rackspace-128, amd-128, chat, rag, batch, embeddings (default: rackspace-128)'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l slo -x -d 'rank by the requests per second that meet these limits, such as ttft_p99=2s,itl_p99=150ms'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l budget -x -d 'end the search after this time (default: 2h)'
-complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'measure each layout with these stacks: vllm, zentorch'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stack -x -d 'measure each layout with these stacks: vllm, zentorch, llama.cpp'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l strategies -x -d 'try these strategies only, and the default'
+complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l gguf -xka "(__fish_complete_path (commandline -ct))" -d 'the model as llama.cpp reads it, for --stack llama.cpp'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l instances -x -d 'try these instances per socket only, and the default'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l measure -x -d 'run COMMAND for each measurement, with the plan as JSON on standard input, and start no engine'
 complete -c numa-launcher -n '_shtab_numa_launcher_using tune' -l stop-service -d 'stop numa-launcher.service; it is started again at the end, however tune ends'

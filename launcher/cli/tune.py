@@ -41,7 +41,7 @@ SAVED: Final = (
 _PATHS: Final = ("config", "root", "snapshot", "gguf")
 _DEFAULTS: Final = {"workload": workloads.DEFAULT, "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
 _STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
-_STACKS: Final = ("vllm", "zentorch", "llama.cpp")
+_STACKS: Final = ("vllm", "zentorch", "llama.cpp")  # those of launcher.measure.tune.model, which is heavy
 INTERRUPTED: Final = 130
 _AGAIN_S: Final = 0.05  # after a finalizer or a fork hook took the exception of a signal
 

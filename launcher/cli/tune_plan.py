@@ -19,9 +19,9 @@ from launcher.base.errors import LauncherError, RefusedError
 from launcher.cli import options
 from launcher.cli.bench_target import driver_for, physical
 from launcher.cli.options import machine_of
-from launcher.config.schema import Config, Strategy
+from launcher.config.schema import Config, Runtime, Strategy
 from launcher.daemon.deployment import Deployment, Host, deploy, read_host
-from launcher.daemon.measured import fingerprint_of, hardware_of
+from launcher.daemon.measured import fingerprint_of, hardware_of, model_fingerprint
 from launcher.engines.make import as_llama_cpp, engine_type
 from launcher.measure.bench import workloads
 from launcher.measure.tune.command_measure import CommandVisits, parse_command
@@ -193,9 +193,12 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     default = deploy(config, host)
     # Of llama.cpp, where it is compared: another engine on the same machine.
     other_config, other_host = config, host
+    rival: dict[str, str] = {}
     if "llama.cpp" in stacks:
         other_config = as_llama_cpp(config, str(args.gguf.absolute()))
         other_host = read_host(other_config, machine=other, cpus_only=cpus_only)
+        contents = model_fingerprint(other_config.models[0].path)
+        rival = identity_of({"llama.cpp": [other_host.stack.version, msgspec.to_builtins(contents)]})
 
     def config_of(layout: Layout) -> Config:
         return other_config if layout.stack == "llama.cpp" else config
@@ -213,7 +216,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     found = find_candidates(host.topology, config, plan_of, stacks, _wanted(args.strategies, args.instances))
     prepared = Prepared(
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
-        settings=settings, identity=_identity(args, config, found, default, other is None),
+        settings=settings, identity=_identity(args, config, found, default, other is None) | rival,
         fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None),
         config_of=config_of, folder=folder,
         user=instances_user(config, os.geteuid()) if command is None else None,
@@ -262,10 +265,16 @@ def _stacks(args: argparse.Namespace, config: Config, host: Host) -> list[Stack]
             "cannot use one of --stack llama.cpp and --gguf: llama.cpp reads the model from a GGUF file",
             "give both: --stack vllm,llama.cpp --gguf FILE, with the same model in both formats",
         )
-    if names and not engine_type(config.engine.kind).stacks:
+    if names and not engine_type(config.engine.kind).has_stacks:
         raise LauncherError(
             f'cannot use --stack with engine.kind = "{config.engine.kind.value}": it begins at a configuration of vLLM',
             "give such a configuration with -c FILE, or remove --stack",
+        )
+    if "llama.cpp" in names and config.engine.runtime is not Runtime.HOST:
+        raise LauncherError(
+            f'cannot use --stack llama.cpp with engine.runtime = "{config.engine.runtime.value}": its instances run on the '
+            "host only",
+            'set engine.runtime = "host", or remove llama.cpp from --stack',
         )
     installed = host.stack.zentorch is not None
     if "zentorch" in names and host.here and not installed:
@@ -296,7 +305,6 @@ def _identity(
     parts = {
         "configuration": msgspec.to_builtins(config),
         **{name: getattr(args, name) for name in _SEARCH},
-        "gguf": None if args.gguf is None else str(args.gguf.absolute()),
         "candidates": [candidate.label for candidate in found.entered],
     }
     if not here:

@@ -105,7 +105,7 @@ def find_software(engine: Engine) -> Installed:
     """The engine that `serve` would start, or why it cannot."""
     kind, stack, trouble = engine_type(engine.kind), None, None
     try:
-        stack = kind.examined(probe_stack(engine))
+        stack = kind.examined(probe_stack(engine), engine.env)
     except TimedOutError:
         raise
     except LauncherError as error:

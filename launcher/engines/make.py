@@ -105,7 +105,7 @@ class EngineType:
     planning: Planning
     probe: Callable[[EngineConfig], Stack]
     """Finds its software on this host. Raises LauncherError when it cannot be started."""
-    examined: Callable[[Stack], Stack] = lambda stack: stack
+    examined: Callable[[Stack, Mapping[str, str]], Stack] = lambda stack, _env: stack
     """Adds what only `doctor` asks the software for."""
     make: Callable[[Config, Parts], Engine]
     """Makes the engine whose instances run on the host. Raises LauncherError for a configuration that it cannot use."""
@@ -139,8 +139,8 @@ class EngineType:
     """Versions and environment variables that its rules judge (`plan.Facts.engine`)."""
     overriding: Callable[[Sequence[str], Iterable[str]], tuple[int, ...]] = lambda _args, _keys: ()
     """Indices of the words of engine.args that override these keys of [[models]]."""
-    stacks: tuple[str, ...] = ()
-    """Names of `tune --stack`: what a configuration of this kind is compared with, itself included."""
+    has_stacks: bool = False
+    """`tune --stack` can begin at a configuration of it."""
 
 
 def _make_vllm(config: Config, parts: Parts) -> VllmEngine:
@@ -197,7 +197,7 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
         title=lambda _engine: "vllm", planning=vllm.PLANNING, probe=installed.probe, make=_make_vllm, checks=_vllm_checks,
         preloads=True, compiles=True, is_local=Path.is_dir, shared=_vllm_shared, profiles=needs.read_profiles,
         has_answers=needs.has_answers, answered=needs.answered, doubts=rules_model.doubts_of, facts=vllm.facts_of,
-        overriding=arguments.overriding, stacks=("vllm", "zentorch", "llama.cpp"),
+        overriding=arguments.overriding, has_stacks=True,
     ),
     EngineKind.LLAMA_CPP: EngineType(
         title=lambda _engine: "llama.cpp", planning=llama_planning.PLANNING, probe=llama_cpp.probe, make=_make_llama_cpp,
@@ -217,7 +217,7 @@ def engine_type(kind: str) -> EngineType:
 
 
 def as_llama_cpp(config: Config, gguf: str) -> Config:
-    """The configuration with llama.cpp as its engine, found in PATH, and the file `gguf` as its only model.
+    """The configuration with llama.cpp as its engine, wherever it is found, and the file `gguf` as its only model.
 
     Arguments and variables of the engine before are left out, and the keys of [[models]] that llama.cpp cannot follow."""
     [model] = config.models

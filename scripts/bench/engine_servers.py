@@ -48,7 +48,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Of its API."""
+        """The URL of its API."""
         return f"http://127.0.0.1:{self.port}"
 
     @property
@@ -102,11 +102,11 @@ class Server:
         return all(process.popen.poll() is None for process in self.running)
 
     def pids(self) -> list[int]:
-        """Of all its processes."""
+        """All its processes."""
         return [pid for process in self.running for pid in process.pids()]
 
     def memory_bytes(self) -> int:
-        """Of all its processes; what they share is counted once (proportional set size)."""
+        """Memory of all its processes; what they share is counted once (proportional set size)."""
         total = 0
         for pid in self.pids():
             with contextlib.suppress(OSError):
@@ -161,7 +161,7 @@ async def _is_healthy(port: int, path: str) -> int:
 
 
 def make_programs(server: Server) -> list[Program]:
-    """Those of the server's name."""
+    """The programs of a server, by its name."""
     kind, count = _ours_of(server.name)
     return [_ours(server, kind == "llama", count)] if count else KINDS[server.name](server)
 

@@ -36,7 +36,7 @@ class Shape:
 
     @property
     def heads(self) -> int:
-        """Of queries."""
+        """Heads of queries."""
         return self.hidden // HEAD
 
     def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:

@@ -84,7 +84,7 @@ def test_a_checkout_of_ones_own(tmp_path: Path) -> None:
 def test_zendnn_is_fetched_or_the_installed_one(tmp_path: Path) -> None:
     words = ("--dry-run", "--zendnn", "--jobs", "1", "--python", sys.executable)
     assert "-DGGML_ZENDNN=ON" in build(*words).stdout
-    assert "ZENDNN" not in build("--dry-run", "--jobs", "1", "--python", sys.executable).stdout
+    assert "-DGGML_ZENDNN=ON" not in build("--dry-run", "--jobs", "1", "--python", sys.executable).stdout
     done = build(*words, ZENDNN_ROOT=str(tmp_path))
     assert done.returncode == 2
     assert f"ZENDNN_ROOT='{tmp_path}' is no installation of ZenDNN" in done.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from launcher.base.errors import LauncherError
 from launcher.engines.checks import Row, Tier, ok, warn
 from launcher.engines.llama_cpp import wheel_server
 from launcher.engines.software import PROBE_TIMEOUT_S, Stack
@@ -33,9 +35,14 @@ _DEVICE: Final = re.compile(r"^.*  - (?P<name>\w+) *: ", re.MULTILINE)
 
 
 def wheel_command(command: Sequence[str]) -> tuple[str, ...] | None:
-    """The command of the wheel's server where engine.command names no other program and the wheel is usable."""
-    usable = wheel_server.why_not(wheel_server.release()) is None
-    return WHEEL if usable and tuple(command) == (PROGRAM,) else None
+    """The command of the wheel's server where engine.command names no other program and the wheel is installed. Raises
+    LauncherError for a release of it that cannot be used."""
+    found = wheel_server.release()
+    if found is None or tuple(command) != (PROGRAM,):
+        return None
+    if (reason := wheel_server.why_not(found)) is not None:
+        raise LauncherError(f"cannot start llama.cpp's server: {reason[0]}", reason[1])
+    return WHEEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +66,9 @@ def parse_build(text: str) -> Build | None:
     )
 
 
-def examined(stack: Stack) -> Stack:
-    """The stack with the abilities of its program, for `doctor`: it is started with a model that does not exist, and prints
-    them before it fails. Unchanged where it prints none."""
+def examined(stack: Stack, env: Mapping[str, str]) -> Stack:
+    """The stack with the abilities of its program, for `doctor`: it is started in the instances' environment with a model
+    that does not exist, and prints them before it fails. Unchanged where it prints none."""
     with tempfile.TemporaryDirectory(prefix="numa-launcher-") as folder:
         # Options of build 11434; the wheel prints its own by --version.
         words = ("-lv", "4", "--offline", "--model", f"{folder}/none.gguf", "--host", f"{folder}/s.sock")
@@ -69,7 +76,7 @@ def examined(stack: Stack) -> Stack:
             done = subprocess.run(
                 [*stack.command, *(("--version",) if stack.command == WHEEL else words)],
                 capture_output=True, text=True, errors="replace", check=False, timeout=PROBE_TIMEOUT_S,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL, env={**os.environ, **env},
             )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired):  # the row says nothing of its build
             return stack

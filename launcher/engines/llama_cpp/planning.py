@@ -225,7 +225,8 @@ def request_memory(serving: EffectiveConfig, profile: ModelProfile, checkpoints:
     spare = sum((tokens - min(tokens, window + DEFAULT_UBATCH)) * each for window, each in windows)
     return RequestMemory(
         kv, states, checkpoints * states + max(0, math.ceil(copies - spare)),
-        draft=math.ceil(tokens * token_bytes(serving, profile.added.token_bytes)),
+        # The draft's own types of K and V are 16 bits each, whatever the model's are (common/common.h).
+        draft=tokens * profile.added.token_bytes,
     )  # fmt: skip
 
 
@@ -326,9 +327,7 @@ def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, n
             f"memory.instance_overhead, and {format_size(cache)} of prompt cache"
         )
     pooled = embeds_or_ranks(config.engine.args, config.engine.env)
-    ubatch = min(
-        serving.step_tokens, (_ubatch(config) or DEFAULT_UBATCH) if not pooled else serving.step_tokens
-    )
+    ubatch = serving.step_tokens if pooled else min(serving.step_tokens, _ubatch(config) or DEFAULT_UBATCH)
     compute = ubatch * (_row_bytes(profile) + _mask_bytes(config, profile) * context_of(serving.planned_len))
     vocabulary, requests = profile.vocab_size or 0, serving.max_num_seqs
     compute += (ubatch if pooled else requests) * vocabulary * _LOGITS_BYTES

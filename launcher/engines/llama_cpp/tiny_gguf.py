@@ -29,7 +29,8 @@ ALIGNMENT: Final = 32
 NORMAL, CONTROL = 1, 3
 
 # Changed when the model changes; a file of another recipe is replaced.
-RECIPE: Final = "numa-launcher tiny model, GGUF recipe 1"
+_RECIPES: Final = "numa-launcher tiny model, GGUF recipe"
+RECIPE: Final = f"{_RECIPES} 1"
 CONTEXT: Final = 4096
 HIDDEN: Final = 256
 INNER: Final = 512
@@ -62,7 +63,7 @@ class Tensor:
     shape: tuple[int, ...]
     """In numpy's order."""
     type: int
-    """Of enum ggml_type."""
+    """Its number in enum ggml_type."""
     size: int
     """Bytes of `data`."""
     data: Callable[[], bytes]
@@ -134,11 +135,11 @@ def make(file: Path) -> None:
         building.unlink(missing_ok=True)
 
 
-def is_made(file: Path) -> bool:
-    """Whether `file` is a model of this recipe."""
+def _begins_with(file: Path, recipe: str) -> bool:
+    """Whether `file` is a model of this or, by the beginning of its name, any recipe."""
     try:
         with file.open("rb") as found:
-            return RECIPE.encode() in found.read(256)
+            return recipe.encode() in found.read(256)
     except OSError:
         return False
 
@@ -228,10 +229,10 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("out_file", type=Path, metavar="OUT_FILE")
     file = parser.parse_args(arguments).out_file.absolute()
-    if is_made(file):
+    if _begins_with(file, RECIPE):
         print(f"{file}: the tiny model is there already")
         return 0
-    if file.exists():
+    if file.exists() and not _begins_with(file, _RECIPES):
         print(f"cannot make the tiny model: {str(file)!r} is another file", file=sys.stderr)
         print("choose a path that does not exist", file=sys.stderr)
         return 2

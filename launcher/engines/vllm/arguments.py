@@ -53,23 +53,20 @@ def flag_of(argument: str) -> str | None:
     return _SHORT.get(flag, flag)
 
 
-def check_arguments(theirs: Sequence[str]) -> frozenset[str]:
-    """The flags that `theirs` sets.
-
-    Raises LauncherError for an argument that is not a flag, is reserved or abbreviated, or has flag and value in one
+def check_arguments(theirs: Sequence[str]) -> None:
+    """Raises LauncherError for an argument that is not a flag, is reserved or abbreviated, or has flag and value in one
     string."""
-    found: set[str] = set()
+    begun = False
     for argument in theirs:
         flag = flag_of(argument)
         if flag is not None:
             _check_flag(flag, argument)
-            found.add(flag)
-        elif not found:
+            begun = True
+        elif not begun:
             raise LauncherError(
                 f"cannot use {argument!r} in engine.args: it is not an option",
                 'options start with "--"; the model is set by `path` in [[models]]',
             )
-    return frozenset(found)
 
 
 def _check_flag(flag: str, argument: str) -> None:

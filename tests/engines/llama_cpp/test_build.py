@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from launcher.base.errors import LauncherError
 from launcher.config.schema import Engine, EngineKind
 from launcher.engines.checks import Tier, Verdict
 from launcher.engines.llama_cpp import build, wheel_server
@@ -73,7 +74,7 @@ def test_a_program_is_examined_with_a_model_that_does_not_exist(tmp_path: Path) 
     program = tmp_path / "llama-server"
     program.write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/words\ncat >&2 <<EOF\n{NATIVE}EOF\nexit 1\n')
     program.chmod(0o755)
-    stack = examined(Stack(command=(str(program),), version="11434"))
+    stack = examined(Stack(command=(str(program),), version="11434"), {})
     assert stack.version == "11434"
     assert stack.backends == ("ZenDNN",)
     words = (tmp_path / "words").read_text().split()
@@ -84,7 +85,7 @@ def test_a_program_is_examined_with_a_model_that_does_not_exist(tmp_path: Path) 
 
 def test_a_program_that_does_not_run_stays_unknown() -> None:
     stack = Stack(command=("/no/such/program",))
-    assert examined(stack) == stack
+    assert examined(stack, {}) == stack
 
 
 def test_the_wheel_is_used_where_no_program_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,3 +104,16 @@ def test_the_wheel_is_used_where_no_program_is_named(tmp_path: Path, monkeypatch
     program.chmod(0o755)
     assert probe(Engine(kind=EngineKind.LLAMA_CPP)).command == (str(program),)
     assert program.name == build.PROGRAM
+
+
+def test_a_release_of_the_wheel_that_is_not_known_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = tmp_path / "xllamacpp-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: xllamacpp\nVersion: 1.0\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(LauncherError, match=r"xllamacpp 1\.0 is installed, but only") as caught:
+        probe(Engine(kind=EngineKind.LLAMA_CPP))
+    assert "numa-launcher[llama-cpp]" in caught.value.remedy
