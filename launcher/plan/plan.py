@@ -35,8 +35,8 @@ class Placement:
     remote: bool = False
     """Some of `cpus` are on a node whose memory cannot be used: the engine must be told `membind`."""
     rank_nodes: tuple[int, ...] = ()
-    """Memory node of each rank, in the order of `omp_cpus`: that of its lowest cpu, or the node that it is bound to instead.
-    Empty: the ranks have no nodes of their own."""
+    """Memory node of each rank, in the order of `omp_cpus`: that of its lowest cpu, or the node that it is bound to
+    instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +260,7 @@ class Plan:
     needs: tuple[ModelNeeds, ...] = ()
     """One entry for each model whose files are here and can be read."""
     chosen_ranks: tuple[ChosenRanks, ...] = ()
-    """One entry for each model with tensor_parallel_size = "auto", where the engine has ranks."""
+    """One entry for each model that leaves its ranks open and whose files are known, where the engine has ranks."""
 
     @property
     def violations(self) -> tuple[Finding, ...]:

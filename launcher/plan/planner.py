@@ -40,6 +40,7 @@ from launcher.plan.zones import (
     Instance,
     Part,
     Zone,
+    parts_for_ranks,
     parts_of,
     possible_widths,
     quota_cpus,
@@ -178,7 +179,7 @@ def _draft(
         )
         for model in config.models
     )  # fmt: skip
-    widths = _widths(config, models, ranks, parts_of(cores))
+    widths = _widths(config, models, ranks, parts_for_ranks(parts_of(cores), topology))
     reserved, cores = _divide(cores, topology, config, models, findings, widths=widths)
     parts = parts_of(cores)
     if not parts:
@@ -222,9 +223,9 @@ def _choose_ranks(
     facts: Facts,
     planning: Planning,
 ) -> tuple[ChosenRanks, ...]:
-    """The ranks of each model that leaves them open and whose files are known.
+    """The ranks of each model that leaves them open and whose files are known: 1 where that makes a plan without violations.
 
-    instances_per_socket does not count for whether an instance fits on a node: fewer than nodes are placed only with
+    Else instances_per_socket does not count for whether an instance fits on a node: fewer than nodes are placed only with
     ranks on each (`zones.possible_widths`), or with span_nodes."""
     divides, candidates = planning.divides, {}
     if divides is None or planning.demand is None:
@@ -234,7 +235,7 @@ def _choose_ranks(
         if config.layout.cpus is None
         else topology.allowed & CpuSet.parse(config.layout.cpus)
     )
-    parts = parts_of(usable_cores(replace(topology, allowed=allowed)))
+    parts = parts_for_ranks(parts_of(usable_cores(replace(topology, allowed=allowed))), topology)
     for model in config.models:
         profile = profiles.get(model.name, UNKNOWN)
         if model.tensor_parallel_size == "auto" and profile.known:
@@ -249,16 +250,21 @@ def _choose_ranks(
             if free:
                 numbers = possible_widths(parts, model, config.layout)
                 candidates[model.name] = [ranks for ranks in numbers if divides(profile, ranks)]
+    if not candidates:
+        return ()
+
+    def drafted(its: Config, ranks: Mapping[str, int]) -> _Draft:
+        return _draft(
+            topology, its, profiles, facts, ranks=ranks, planning=planning, accepts=untried, cpus_only=False
+        )
+
+    single = dict.fromkeys(candidates, 1)
+    found = drafted(config, single)
+    if not any(finding.severity == "violation" for finding in (*found.findings, *found.filled.findings)):
+        return choose_ranks(dict.fromkeys(candidates, ()), lambda _ranks: {})
     layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
     tried = msgspec.structs.replace(config, layout=layout)
-
-    def too_large(ranks: Mapping[str, int]) -> Mapping[str, str]:
-        draft = _draft(
-            topology, tried, profiles, facts, ranks=ranks, planning=planning, accepts=untried, cpus_only=False
-        )
-        return draft.filled.too_large
-
-    return choose_ranks(candidates, too_large) if candidates else ()
+    return choose_ranks(candidates, lambda ranks: drafted(tried, ranks).filled.too_large)
 
 
 def _widths(

@@ -15,36 +15,42 @@ def choose_ranks(candidates: Mapping[str, Sequence[int]], too_large: TooLarge) -
     """The fewest ranks with which each model fits. `candidates`: numbers above 1 by model, ascending.
 
     1. All models begin with one rank.
-    2. The largest that is too large gets its next number, until none is, or its numbers are used up: then it has one rank
-       again, the next one is tried, and the plan's ledger says what is missing."""
+    2. The largest that is too large and has a number left gets its next one, until none is too large or none has one left.
+    3. Models that are still too large have one rank again, and the plan's ledger says what is missing. Else one that grew
+       only for the sake of another, which needs more, has one rank again."""
     ranks = dict.fromkeys(candidates, 1)
     left = {name: list(its) for name, its in candidates.items()}
     reasons: dict[str, str] = {}
-    while failed := next(((name, why) for name, why in too_large(ranks).items() if name in left), None):
-        name, why = failed
-        reasons.setdefault(name, why)
-        if left[name]:
-            ranks[name] = left[name].pop(0)
-        else:
-            ranks[name] = 1
-            del left[name]
+    while large := too_large(ranks):
+        name = next((name for name in large if left.get(name)), None)
+        if name is None:
+            break
+        reasons.setdefault(name, large[name])
+        ranks[name] = left[name].pop(0)
+    for name in ranks.keys() & large.keys():
+        reasons.setdefault(name, large[name])
+        ranks[name] = 1
+    if not large and len(reasons) > 1:
+        for name in tuple(reasons):
+            if not too_large({**ranks, name: 1}):
+                ranks[name] = 1
+                del reasons[name]
     return tuple(
         ChosenRanks(
-            name, number, _why(number, reasons.get(name), candidates[name], fits=name in left),
-            on_one_node=name not in reasons,
+            name, number, _why(number, reasons.get(name), candidates[name]), on_one_node=name not in reasons
         )
         for name, number in ranks.items()
-    )  # fmt: skip
+    )
 
 
-def _why(ranks: int, too_large: str | None, tried: Collection[int], *, fits: bool) -> str:
+def _why(ranks: int, too_large: str | None, tried: Collection[int]) -> str:
     if too_large is None:
         return "an instance fits on one node"
-    if fits:
+    if ranks > 1:
         return f"{too_large}; it fits on {ranks} nodes, a rank on each"
     if tried:
         return f"{too_large}, nor does it fit on {_or(tried)} nodes with a rank on each"
-    return f"{too_large}, and no number of ranks divides both its heads and the nodes that it may use"
+    return f"{too_large}, and there is no number of ranks for more nodes"
 
 
 def _or(numbers: Collection[int]) -> str:

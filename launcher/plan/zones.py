@@ -214,22 +214,31 @@ def zones_of(
        instances. Zones that overlap without being equal are a violation."""
     chosen = [_select(model, parts, topology, findings) for model in models]
     sharers = {part: sum(part in its for its in chosen) for part in parts}
-    members: dict[tuple[Part, ...], list[Instance]] = defaultdict(list)
+    counts: list[list[tuple[tuple[Part, ...], int]]] = []
     for index, its in enumerate(chosen):
         counted: list[tuple[tuple[Part, ...], int]] = []
+        counts.append(counted)
         if widths[index] > 1:
-            groups = groups_of(its, widths[index])
+            groups = groups_of(parts_for_ranks(its, topology), widths[index])
             findings.extend(_without_group(models[index], its, groups, widths[index]))
             counted.extend((group, 1) for group in groups)
         else:
             for socket in sorted({part.socket for part in its}):
                 in_socket = [part for part in its if part.socket == socket]
                 counted.extend(_count(models[index], in_socket, layout, sharers, findings))
-        homes = [zone for zone, count in counted for _ in range(count)]
-        for number, zone in enumerate(homes):
-            apart = ranks[index] % len(zone) == 0
-            for home in ((part,) for part in zone) if apart else [zone]:
-                members[home].append(Instance(index, number))
+    joined = {
+        part
+        for index, counted in enumerate(counts)
+        for zone, _ in counted if ranks[index] % len(zone)
+        for part in zone
+    }  # fmt: skip
+    members: dict[tuple[Part, ...], list[Instance]] = defaultdict(list)
+    for index, counted in enumerate(counts):
+        for number, zone in enumerate(zone for zone, count in counted for _ in range(count)):
+            # Where another model's instances span these nodes, both are divided in the same way.
+            apart = ranks[index] % len(zone) == 0 and (widths[index] > 1 or joined.isdisjoint(zone))
+            for each in ((part,) for part in zone) if apart else [zone]:
+                members[each].append(Instance(index, number))
     zones = [Zone(parts=zone, instances=tuple(members[zone])) for zone in sorted(members)]
     findings.extend(_overlaps(zones))
     return tuple(zones)
@@ -296,6 +305,16 @@ def _count(
         )
 
 
+def parts_for_ranks(parts: Iterable[Part], topology: Topology) -> list[Part]:
+    """Those on which a rank has memory of its own, the first of each node: a rank uses the memory of its cpus' node."""
+    found: dict[int, Part] = {}
+    for part in parts:
+        node = topology.node(part.node)
+        if node.id in topology.allowed_nodes and (node.memory_bytes > 0 or not node.memory_known):
+            found.setdefault(part.node, part)
+    return list(found.values())
+
+
 def possible_widths(parts: Sequence[Part], model: Model, layout: Layout) -> list[int]:
     """Numbers of nodes above 1 that an instance of a model may span, each with a rank on every node: as many as the model
     has; with a number of instances per socket only the one that makes so many."""
@@ -330,8 +349,7 @@ def _without_group(
             "idle-nodes",
             f"no instance of {model.name!r} is on {'node' if len(left) == 1 else 'nodes'} {_ids(left)}: its ranks take "
             f"{width} nodes at once",
-            "let another model use them (nodes of its [[models]] entry), or set tensor_parallel_size to a divisor of the "
-            "number of nodes",
+            "let another model use them (nodes of its [[models]] entry)",
         )
 
 

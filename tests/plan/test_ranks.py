@@ -134,7 +134,7 @@ def test_ranks_divide_the_heads(heads: int, kv_heads: int, ranks: int) -> None:
         (
             Machine(nodes=4, cores=4, node_bytes=64 * GIB),
             replace(LLAMA_70B, num_attention_heads=59, num_kv_heads=59),
-            "no number of ranks divides both its heads and the nodes that it may use",
+            "there is no number of ranks for more nodes",
         ),
     ],
 )  # fmt: skip
@@ -239,14 +239,76 @@ def test_a_limit_on_cpu_time_leaves_each_rank_a_core_on_its_node() -> None:
 
 
 def test_models_are_tried_together() -> None:
-    """The largest grows first; one whose numbers are used up gives way to the next."""
+    """The largest grows first; where its numbers are used up, the next one grows beside it."""
     seen: list[dict[str, int]] = []
 
     def too_large(ranks: Mapping[str, int]) -> dict[str, str]:
         seen.append(dict(ranks))
+        return {"a": "a is large", "b": "b is large"} if ranks != {"a": 2, "b": 4} else {}
+
+    a, b = choose_ranks({"a": (2,), "b": (2, 4)}, too_large)
+    assert [tuple(its.values()) for its in seen[:4]] == [(1, 1), (2, 1), (2, 2), (2, 4)]
+    assert (a.ranks, a.why) == (2, "a is large; it fits on 2 nodes, a rank on each")
+    assert (b.ranks, b.why) == (4, "b is large; it fits on 4 nodes, a rank on each")
+
+
+def test_one_that_grew_for_another_has_one_rank_again() -> None:
+    def too_large(ranks: Mapping[str, int]) -> dict[str, str]:
         return {"a": "a is large", "b": "b is large"} if ranks["b"] < 4 else {}
 
     a, b = choose_ranks({"a": (2,), "b": (2, 4)}, too_large)
-    assert [tuple(its.values()) for its in seen] == [(1, 1), (2, 1), (1, 1), (1, 2), (1, 4)]
+    assert (a.ranks, a.why) == (1, "an instance fits on one node")
+    assert b.ranks == 4
+
+
+def test_models_that_fit_nowhere_have_one_rank() -> None:
+    a, b = choose_ranks({"a": (2,), "b": ()}, lambda _ranks: {"a": "a is large"})
     assert (a.ranks, a.why) == (1, "a is large, nor does it fit on 2 nodes with a rank on each")
-    assert (b.ranks, b.why) == (4, "b is large; it fits on 4 nodes, a rank on each")
+    assert (b.ranks, b.why) == (1, "an instance fits on one node")
+
+
+def test_two_models_each_with_a_rank_on_both_nodes() -> None:
+    """169 and 60 GiB on nodes with room for 122: neither fits beside one rank of the other."""
+    config = Config(
+        models=(Model(name="a", path="/a"), Model(name="b", path="/b")), layout=Layout(reserve_cores=0)
+    )
+    small = replace(LLAMA_8B, weights_bytes=48 * GIB)
+    plan = make_plan(TWO_SOCKETS.topology(), config, {"a": LLAMA_70B, "b": small})
+    assert plan.violations == ()
+    assert ranks_of(plan) == [(0, 1), (0, 1)]
+
+
+def test_a_plan_that_needs_no_ranks_is_as_it_was() -> None:
+    """Two models of 100 GiB on two nodes of 128 GiB: with one instance each per socket, each has a node."""
+    machine = Machine(nodes=2, cores=8, node_bytes=128 * GIB)
+    profile = replace(LLAMA_70B, weights_bytes=80 * GIB)
+    layout = Layout(strategy=Strategy.CONTIGUOUS, span_nodes=True, instances_per_socket=1, reserve_cores=0)
+    models = (Model(name="a", path="/a"), Model(name="b", path="/b"))
+    auto = make_plan(machine.topology(), Config(models=models, layout=layout), {"a": profile, "b": profile})
+    fixed = tuple(Model(name=its.name, path=its.path, tensor_parallel_size=1) for its in models)
+    before = make_plan(machine.topology(), Config(models=fixed, layout=layout), {"a": profile, "b": profile})
+    assert ranks_of(auto) == ranks_of(before)
+    assert [finding.code for finding in auto.findings] == [finding.code for finding in before.findings]
+
+
+def test_nodes_without_memory_have_no_rank() -> None:
+    """Memory on nodes 0 and 2 only."""
+    topology = Machine(nodes=4, cores=8, node_bytes=512 * GIB).topology()
+    nodes = tuple(
+        node if node.id in {0, 2} else replace(node, memory_bytes=0) for node in topology.numa_nodes
+    )
+    config = Config(models=(Model(name="m", path="/m"),), layout=Layout(reserve_cores=0))
+    profile = replace(LLAMA_70B, weights_bytes=450 * GIB)
+    plan = make_plan(replace(topology, numa_nodes=nodes), config, {"m": profile})
+    assert ranks_of(plan) == [(0, 2)]
+
+
+def test_models_that_span_the_same_nodes_are_divided_alike() -> None:
+    machine = Machine(nodes=4, cores=8, node_bytes=128 * GIB)
+    layout = Layout(span_nodes=True, instances_per_socket=1, reserve_cores=0)
+    models = (
+        Model(name="a", path="/a", tensor_parallel_size=4),
+        Model(name="b", path="/b", tensor_parallel_size=1),
+    )
+    plan = make_plan(machine.topology(), Config(models=models, layout=layout), {"a": LLAMA_8B, "b": LLAMA_8B})
+    assert "models-overlap" not in {finding.code for finding in plan.findings}

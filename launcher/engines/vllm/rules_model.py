@@ -207,11 +207,13 @@ def float16_on_zen(subject: Subject) -> Iterator[Finding]:
 
 
 def divides(profile: ModelProfile, ranks: int) -> bool:
-    """Whether the heads of a model are known to split evenly over `ranks`, as in `tensor_parallel`."""
+    """Whether the heads of a model are known to split evenly over `ranks`, as in `tensor_parallel`, and nothing says that
+    the width of its feed-forward layers does not (model_executor/layers/linear.py, divide)."""
     heads, kv_heads = profile.num_attention_heads, profile.num_kv_heads
     if heads is None or kv_heads is None or "num_key_value_heads" in profile.assumed:
         return False
-    return not heads % ranks and not (kv_heads % ranks and ranks % kv_heads)
+    width = profile.intermediate_size or 0
+    return not heads % ranks and not (kv_heads % ranks and ranks % kv_heads) and not width % ranks
 
 
 def tensor_parallel(subject: Subject) -> Iterator[Finding]:
