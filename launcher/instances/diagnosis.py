@@ -147,7 +147,7 @@ def _dead_rank(tail: Sequence[str], log: EngineLog) -> _DeadRank | None:
 
 def rank_died(tail: Sequence[str], log: EngineLog) -> bool:
     """Whether the log says that the process of a rank has ended."""
-    return any(map(log.rank_died.search, tail))
+    return _dead_rank(tail, log) is not None
 
 
 def _of_kernel(ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport) -> Cause | None:

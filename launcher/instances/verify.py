@@ -81,7 +81,7 @@ class Verification:
     misplaced_threads: int = 0
     """Threads that may run outside the slot's cpus."""
     ranks: tuple[RankFound, ...] = ()
-    """Of an instance with several tensor-parallel ranks: where each of them is."""
+    """The place of each rank of an instance with several; empty for one."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "ok", not self.differences)

@@ -116,7 +116,7 @@ class ModelProfile:
     experts_used: int = 0
     """Experts that compute each token."""
     recurrent_widths: tuple[int, int] = (0, 0)
-    """Of a recurrent layer and of its convolution; zeros without one, or not known."""
+    """Widths of a recurrent layer and of its convolution; zeros without one, or not known."""
     tokenizer_entries: int = 0
     """Words and merges; 0 when not known."""
     splits_inputs: bool = False

@@ -101,32 +101,27 @@ def fill_memory(
     if planning is not None and planning.whole_requests:
         needs = {demand.slot.id: demand.need_bytes for demand in demands}
         sized = tuple(_limited(slot, needs[slot.id]) for slot in sized)
-    too_large: dict[str, str] = {}
-    for name, why in _larger_than_node(short, demands):
-        too_large.setdefault(name, why)
     if not topology.has_numa:
         ledger = tuple(replace(row, node=None) for row in ledger)
-    return Filled(sized, ledger, tuple(findings), too_large)
+    return Filled(sized, ledger, tuple(findings), _larger_than_node(short, demands))
 
 
-def _larger_than_node(short: Sequence[LedgerRow], demands: Sequence[Demand]) -> Iterator[tuple[str, str]]:
+def _larger_than_node(short: Sequence[LedgerRow], demands: Sequence[Demand]) -> dict[str, str]:
+    """`Filled.too_large`; the reason is read of a model that has one rank."""
+    found: dict[str, str] = {}
     for row in short:
-        node, room = row.node or 0, _room(row)
-        sizes: dict[str, tuple[int, int]] = {}
-        for demand in demands:
-            if demand.slot.id in row.slots:
-                sizes[demand.slot.model.name] = demand.least_on(node), len(demand.nodes)
-        together = sum(size for size, _ in sizes.values())
-        for name, (size, ranks) in (
-            sorted(sizes.items(), key=lambda its: -its[1][0]) if together > room else ()
-        ):
-            beside = f" beside {format_size(together - size)} of other models" if together > size else ""
-            what = "an instance" if ranks == 1 else f"a rank of {ranks}"
-            why = f"{what} needs {format_size(size)} with the KV cache of one request{beside}"
-            yield name, f"{why}, and node {node} has {format_size(room)}"
+        node, available = row.node or 0, _available(row)
+        sizes = {its.slot.model.name: its.least_on(node) for its in demands if its.slot.id in row.slots}
+        together = sum(sizes.values())
+        for name in sorted(sizes, key=lambda name: -sizes[name]) if together > available else ():
+            others = together - sizes[name]
+            beside = f" beside {format_size(others)} of other models" if others else ""
+            need = f"an instance needs {format_size(sizes[name])} with the KV cache of one request{beside}"
+            found.setdefault(name, f"{need}, and node {node} has {format_size(available)}")
+    return found
 
 
-def _room(row: LedgerRow) -> int:
+def _available(row: LedgerRow) -> int:
     """Memory of a node for instances."""
     return row.total_bytes - row.reserve_bytes - row.page_cache_bytes
 
@@ -324,7 +319,7 @@ def _binding_limit(topology: Topology) -> int | None:
 
 def _lacks_room_for_one(row: LedgerRow, here: Sequence[Demand]) -> bool:
     """Whether the largest instance does not fit alone and without KV cache."""
-    return max(_without_kv(demand, row) for demand in here) > _room(row)
+    return max(_without_kv(demand, row) for demand in here) > _available(row)
 
 
 def _without_kv(demand: Demand, row: LedgerRow) -> int:

@@ -175,9 +175,9 @@ class Demand:
     peak_bytes: int = 0
     """Of one rank: temporary memory for converting the weights."""
     overhead_bytes: int = 0
-    """Of the first rank, and of the processes that are no rank's; charged to the first rank's node."""
+    """The first rank's, and that of the processes that are no rank's; charged to the first rank's node."""
     rank_overhead_bytes: int = 0
-    """Of each further rank."""
+    """Each further rank's."""
     page_cache_bytes: int = 0
     """Of the weight files, shared by the instances of a node."""
     need_bytes: int = 0

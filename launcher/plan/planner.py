@@ -119,18 +119,12 @@ def make_plan(
             return False
         return not tried.violations
 
-    chosen = () if cpus_only else _choose_ranks(topology, config, profiles, facts, planning)
-    ranks = {each.model: each.ranks for each in chosen}
-    its = _draft(
-        topology,
-        config,
-        profiles,
-        facts,
-        ranks=ranks,
-        planning=planning,
-        accepts=accepts,
-        cpus_only=cpus_only,
-    )
+    chosen, its = ((), None) if cpus_only else _choose_ranks(topology, config, profiles, facts, planning)
+    if its is None:
+        its = _draft(
+            topology, config, profiles, facts, ranks={each.model: each.ranks for each in chosen}, planning=planning,
+            accepts=accepts, cpus_only=cpus_only,
+        )  # fmt: skip
     plan = Plan(
         strategy=config.layout.strategy, slots=its.filled.slots, reserved=its.reserved,
         usable=its.topology.allowed - its.reserved, ledger=its.filled.ledger,
@@ -222,14 +216,15 @@ def _choose_ranks(
     profiles: Mapping[str, ModelProfile],
     facts: Facts,
     planning: Planning,
-) -> tuple[ChosenRanks, ...]:
-    """The ranks of each model that leaves them open and whose files are known: 1 where that makes a plan without violations.
+) -> tuple[tuple[ChosenRanks, ...], _Draft | None]:
+    """The ranks of each model that leaves them open and whose files are known: 1 where that makes a plan without violations,
+    which is then returned, too.
 
     Else instances_per_socket does not count for whether an instance fits on a node: fewer than nodes are placed only with
     ranks on each (`zones.possible_widths`), or with span_nodes."""
     divides, candidates = planning.divides, {}
     if divides is None or planning.demand is None:
-        return ()
+        return (), None
     allowed = (
         topology.allowed
         if config.layout.cpus is None
@@ -251,20 +246,19 @@ def _choose_ranks(
                 numbers = possible_widths(parts, model, config.layout)
                 candidates[model.name] = [ranks for ranks in numbers if divides(profile, ranks)]
     if not candidates:
-        return ()
+        return (), None
 
     def drafted(its: Config, ranks: Mapping[str, int]) -> _Draft:
         return _draft(
             topology, its, profiles, facts, ranks=ranks, planning=planning, accepts=untried, cpus_only=False
         )
 
-    single = dict.fromkeys(candidates, 1)
-    found = drafted(config, single)
-    if not any(finding.severity == "violation" for finding in (*found.findings, *found.filled.findings)):
-        return choose_ranks(dict.fromkeys(candidates, ()), lambda _ranks: {})
+    single = drafted(config, dict.fromkeys(candidates, 1))
+    if not any(finding.severity == "violation" for finding in (*single.findings, *single.filled.findings)):
+        return choose_ranks(candidates, lambda _ranks: {}), single
     layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
     tried = msgspec.structs.replace(config, layout=layout)
-    return choose_ranks(candidates, lambda ranks: drafted(tried, ranks).filled.too_large)
+    return choose_ranks(candidates, lambda ranks: drafted(tried, ranks).filled.too_large), None
 
 
 def _widths(

@@ -107,9 +107,9 @@ def request_bytes(profile: ModelProfile, serving: EffectiveConfig, ranks: int, p
 @dataclass(frozen=True, slots=True)
 class _Overhead:
     first_bytes: int
-    """Of API server, EngineCore and the first rank's worker."""
+    """API server, EngineCore and the first rank's worker."""
     further_bytes: int
-    """Of each further rank's worker."""
+    """The worker of each further rank."""
     source: str
 
 
