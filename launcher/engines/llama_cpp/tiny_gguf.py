@@ -20,6 +20,8 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
+from launcher.engines.tiny_model import CONTEXT, HEAD_SCALE, HEADS, HIDDEN, SPECIAL, TEMPLATE
+
 Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 # GGUF (ggml/docs/gguf.md), version 3: types of values, alignment of tensors.
@@ -31,17 +33,8 @@ NORMAL, CONTROL = 1, 3
 # Changed when the model changes; a file of another recipe is replaced.
 _RECIPES: Final = "numa-launcher tiny model, GGUF recipe"
 RECIPE: Final = f"{_RECIPES} 1"
-CONTEXT: Final = 4096
-HIDDEN: Final = 256
 INNER: Final = 512
-HEADS: Final = 4
 LAYERS: Final = 2
-HEAD_SCALE: Final = 10  # scores of 3.2 rms: 0.02 (initial weights) x 16 (root of 256) x 10
-SPECIAL: Final = ("<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>")
-TEMPLATE: Final = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 WORDS: Final = (
     "a", "and", "answers", "are", "at", "balance", "bandwidth", "between", "binds", "by", "cache", "channels", "chip",
     "chips", "core", "cores", "each", "every", "fast", "from", "hello", "in", "instance", "instances", "is", "its",
