@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from launcher.base.errors import LauncherError, RefusedError, TimedOutError
 from launcher.cli import options, reload
@@ -24,6 +24,7 @@ from launcher.daemon.measured import fingerprint_of
 from launcher.measure.bench import workloads
 from launcher.measure.tune.apply import Applied, apply_layout
 from launcher.measure.tune.identity import differences
+from launcher.measure.tune.model import Stack
 from launcher.measure.tune.remembered import BestLayout, choose, recall
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ SAVED: Final = (
 _PATHS: Final = ("config", "root", "snapshot", "gguf")
 _DEFAULTS: Final = {"workload": workloads.DEFAULT, "slo": {}, "budget": 7200.0, "stack": [], "seed": 0}
 _STRATEGIES: Final = ("interleaved", "contiguous", "l3-aligned", "per-node")
-_STACKS: Final = ("vllm", "zentorch", "llama.cpp")  # those of launcher.measure.tune.model, which is heavy
+_STACKS: Final[tuple[str, ...]] = get_args(Stack)
 INTERRUPTED: Final = 130
 _AGAIN_S: Final = 0.05  # after a finalizer or a fork hook took the exception of a signal
 

@@ -191,22 +191,20 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     host = read_host(config, machine=other, cpus_only=cpus_only)
     stacks = _stacks(args, config, host)
     default = deploy(config, host)
-    # Of llama.cpp, where it is compared: another engine on the same machine.
-    other_config, other_host = config, host
+    # The configuration of each stack, and what its plans are made from. vLLM's differ in the engine's environment alone.
+    bases = dict.fromkeys((None, *stacks), (config, host))
     rival: dict[str, str] = {}
     if "llama.cpp" in stacks:
-        other_config = as_llama_cpp(config, str(args.gguf.absolute()))
-        other_host = read_host(other_config, machine=other, cpus_only=cpus_only)
-        contents = model_fingerprint(other_config.models[0].path)
-        rival = identity_of({"llama.cpp": [other_host.stack.version, msgspec.to_builtins(contents)]})
-
-    def config_of(layout: Layout) -> Config:
-        return other_config if layout.stack == "llama.cpp" else config
+        its_config = as_llama_cpp(config, str(args.gguf.absolute()))
+        its_host = read_host(its_config, machine=other, cpus_only=cpus_only)
+        bases["llama.cpp"] = its_config, its_host
+        contents = model_fingerprint(its_config.models[0].path)
+        rival = identity_of({"llama.cpp": [its_host.stack.version, msgspec.to_builtins(contents)]})
 
     def plan_of(layout: Layout) -> dict[str, Any]:
-        its = config_of(layout)
-        laid_out = with_layout(its, layout, engine_type(its.engine.kind).overriding)
-        return deploy(laid_out, host if its is config else other_host).to_json()
+        base, where = bases[layout.stack]
+        laid_out = with_layout(base, layout, engine_type(base.engine.kind).overriding)
+        return deploy(laid_out, where).to_json()
 
     settings = Settings(
         seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
@@ -218,7 +216,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None) | rival,
         fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None),
-        config_of=config_of, folder=folder,
+        config_of=lambda layout: bases[layout.stack][0], folder=folder,
         user=instances_user(config, os.geteuid()) if command is None else None,
     )  # fmt: skip
     _refuse_no_comparison(prepared)
