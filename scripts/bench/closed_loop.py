@@ -41,13 +41,13 @@ class Load:
 
 @dataclass(slots=True)
 class Cell:
-    """What one load on one server gave."""
+    """The result of one load on one server."""
 
     server: str
     round: int
     clients: int
     seconds: float = 0.0
-    """Of the part that is counted: all clients had a request in flight."""
+    """The part that is counted: all clients had a request in flight."""
     tokens: int = 0
     """Generated in it, as the engine counts them."""
     ttft_s: list[float] = field(default_factory=list)

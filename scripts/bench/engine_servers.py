@@ -18,7 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from bench.processes import FailedError, Process, free_port
+from bench.processes import FailedError, Process, free_port, status_line
+from bench.rivals import Setting, nginx
 from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
 
@@ -149,11 +150,7 @@ class Server:
 async def _is_healthy(port: int, path: str) -> int:
     """1 for status 200."""
     with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(2):
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            with contextlib.closing(writer):
-                writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
-                return int((await reader.readline())[9:12] == b"200")
+        return int((await status_line(port, path))[9:12] == b"200")
     return 0
 
 
@@ -205,25 +202,6 @@ def _vllm_dp(server: Server) -> list[Program]:
     return [Program(words, _vllm_env(server.folder), (server.port, "/health"))]
 
 
-_NGINX: Final = """
-daemon off; worker_processes 1; pid {folder}/nginx.pid; error_log stderr;
-events {{ worker_connections 4096; }}
-http {{
-  access_log off; client_max_body_size 64m;
-  client_body_temp_path {folder}/body; proxy_temp_path {folder}/proxy; fastcgi_temp_path {folder}/f;
-  uwsgi_temp_path {folder}/u; scgi_temp_path {folder}/s;
-  upstream engines {{ least_conn; {servers} keepalive 256; }}
-  server {{
-    listen 127.0.0.1:{port};
-    location / {{
-      proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
-      proxy_read_timeout 3600s;
-    }}
-  }}
-}}
-"""
-
-
 def _nginx_vllm(server: Server) -> list[Program]:
     """Two engines with every second core each, and nginx's least_conn before them."""
     ports = [free_port(), free_port()]
@@ -234,10 +212,9 @@ def _nginx_vllm(server: Server) -> list[Program]:
         env = _vllm_env(server.folder) | {"VLLM_CPU_OMP_THREADS_BIND": mine}
         argv = ["numactl", f"--physcpubind={mine}", "--localalloc", *_vllm_words(server, port, 2)]
         made.append(Program(argv, env, (port, "/health")))
-    file = server.folder / "nginx.conf"
-    servers = " ".join(f"server 127.0.0.1:{port};" for port in ports)
-    file.write_text(_NGINX.format(folder=server.folder, port=server.port, servers=servers))
-    return [*made, Program(["nginx", "-c", str(file)], {}, (server.port, "/health"))]
+    setting = Setting(server.folder, server.port, server.port, tuple(ports), ())
+    argv = list(nginx("least_conn;", fails_over=True)(setting))
+    return [*made, Program(argv, {}, (server.port, "/health"))]
 
 
 def _llama(server: Server, *more: str) -> list[Program]:

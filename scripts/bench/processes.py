@@ -112,16 +112,10 @@ class Process:
         while time.monotonic() < deadline:
             self.check()
             try:
-                async with asyncio.timeout(2):
-                    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-                    with contextlib.closing(writer):
-                        writer.write(
-                            b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode()
-                        )
-                        line = await reader.readline()
-                    if line[9:12] == want:
-                        return
-                    last = repr(line)
+                line = await status_line(port, path)
+                if line[9:12] == want:
+                    return
+                last = repr(line)
             except (OSError, TimeoutError) as error:
                 last = str(error) or last
             await asyncio.sleep(0.05)
@@ -142,6 +136,15 @@ class Process:
         for pipe in (self.popen.stdin, self.popen.stdout):
             if pipe is not None:
                 pipe.close()
+
+
+async def status_line(port: int, path: str) -> bytes:
+    """The first line of the response to GET `path`. Raises OSError, and TimeoutError after 2 s."""
+    async with asyncio.timeout(2):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        with contextlib.closing(writer):
+            writer.write(b"GET %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % path.encode())
+            return await reader.readline()
 
 
 def free_port() -> int:

@@ -108,21 +108,26 @@ http {{
     listen 127.0.0.1:{port} backlog=4096;
     location / {{
       proxy_pass http://engines; proxy_http_version 1.1; proxy_set_header Connection ""; proxy_buffering off;
-      proxy_read_timeout 3600s; proxy_next_upstream off;
+      proxy_read_timeout 3600s; {retries}
     }}
   }}
 }}
 """
 
 
-def _nginx(balance: str, *, unix: bool = False) -> Callable[[Setting], Sequence[str]]:
+def nginx(
+    balance: str, *, unix: bool = False, fails_over: bool = False
+) -> Callable[[Setting], Sequence[str]]:
+    """`fails_over`: an engine that fails gets nothing for 10 s, and its request goes to another, as by default."""
+
     def argv(to: Setting) -> Sequence[str]:
         engines = [f"unix:{path}" for path in to.uds] if unix else [f"127.0.0.1:{port}" for port in to.ports]
         text = _NGINX.format(
             folder=to.folder,
             port=to.port,
             balance=balance,
-            servers=" ".join(f"server {engine} max_fails=0;" for engine in engines),
+            servers=" ".join(f"server {engine}{'' if fails_over else ' max_fails=0'};" for engine in engines),
+            retries="" if fails_over else "proxy_next_upstream off;",
             user="user root;" if os.geteuid() == 0 else "",
         )
         (to.folder / "nginx.conf").write_text(text)
@@ -247,13 +252,13 @@ RIVALS: Final[Mapping[str, Rival]] = {
         Rival(
             NGINX,
             "one worker, proxy_buffering off, kept connections, least_conn, access log",
-            _nginx("least_conn;"),
+            nginx("least_conn;"),
             package="nginx",
         ),
         Rival(
             "nginx-unix",
             "nginx over UNIX sockets to the engines",
-            _nginx("least_conn;", unix=True),
+            nginx("least_conn;", unix=True),
             package="nginx",
         ),
         Rival(
@@ -351,8 +356,8 @@ _TIGHT: Final = ("--balance-abs-threshold", "8", "--balance-rel-threshold", "1.1
 SETTINGS: Final[Mapping[str, Rival]] = {
     setting.name: setting
     for setting in (
-        Rival("nginx-lc", "nginx, least_conn", _nginx("least_conn;"), package="nginx"),
-        Rival("nginx-rr", "nginx, round robin", _nginx(""), package="nginx"),
+        Rival("nginx-lc", "nginx, least_conn", nginx("least_conn;"), package="nginx"),
+        Rival("nginx-rr", "nginx, round robin", nginx(""), package="nginx"),
         Rival("vllm-cache", "vllm-router, cache_aware", _vllm("cache_aware"), requirement=VLLM_ROUTER),
         Rival("vllm-p2c", "vllm-router, power_of_two", _vllm("power_of_two"), requirement=VLLM_ROUTER),
         Rival(

@@ -71,7 +71,7 @@ class Run:
         return float(self.args.until) - (time.monotonic() - self.began)
 
     def seconds(self, clients: int) -> float:
-        """Of a load: more where a request takes longer."""
+        """The length of a load: more where a request takes longer."""
         return float(self.args.seconds) * (1 + 0.5 * (clients >= 16) + 0.5 * (clients >= 64))
 
     def say(self, kind: str, value: dict[str, Any]) -> None:

@@ -86,19 +86,19 @@ def test_a_short_run(tmp_path: Path) -> None:
             "--shape",
             "tiny",
         ),
-        *("--servers", "vllm,llama,ours-vllm-1,ours-llama-1,pace", "--concurrency", "1,4", "--seconds", "2"),
+        *("--servers", "vllm,nginx-vllm,llama,ours-vllm-1,ours-llama-1,pace", "--concurrency", "1,4", "--seconds", "2"),
         *("--rounds", "2", "--warm-up", "0.5", "--kill", "3", "--output", "8", "--kv-cache", "1"),
         *("--json", str(kept)),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == "left out: pace, for no-such-program is not here\n"
     rows: list[dict[str, Any]] = [json.loads(line) for line in kept.read_text().splitlines()]
-    servers = ["vllm", "llama", "ours-vllm-1", "ours-llama-1"]
+    servers = ["vllm", "nginx-vllm", "llama", "ours-vllm-1", "ours-llama-1"]
     # Every second round goes backwards.
     assert [row["server"] for row in rows if row["kind"] == "start"] == [*servers, *servers[::-1]]
     cells = [row for row in rows if row["kind"] == "cell"]
-    assert [cell["clients"] for cell in cells] == [1, 4] * 8
-    assert [cell["failures"] for cell in cells] == [[]] * 16
+    assert [cell["clients"] for cell in cells] == [1, 4] * 10
+    assert [cell["failures"] for cell in cells] == [[]] * 20
     assert all(0 < cell["ttft_p50_s"] <= cell["ttft_p99_s"] for cell in cells)
     assert all(0 < cell["gap_p50_s"] <= cell["gap_p99_s"] for cell in cells)
     assert all(cell["tokens"] > 10 and cell["completed"] > 1 for cell in cells)
