@@ -86,7 +86,14 @@ def test_a_short_run(tmp_path: Path) -> None:
             "--shape",
             "tiny",
         ),
-        *("--servers", "vllm,nginx-vllm,llama,ours-vllm-1,ours-llama-1,pace", "--concurrency", "1,4", "--seconds", "2"),
+        *(
+            "--servers",
+            "vllm,nginx-vllm,llama,ours-vllm-1,ours-llama-1,pace",
+            "--concurrency",
+            "1,4",
+            "--seconds",
+            "2",
+        ),
         *("--rounds", "2", "--warm-up", "0.5", "--kill", "3", "--output", "8", "--kv-cache", "1"),
         *("--json", str(kept)),
     )
