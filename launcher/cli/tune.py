@@ -302,7 +302,7 @@ class _Run:
         from launcher.measure.tune.apply import layout_toml  # noqa: PLC0415  heavy
 
         its = self._prepared
-        report = its.report(verdict, self._journal.history)
+        report = its.report(verdict, self._journal)
         self._out.print(*report.lines(layout_toml))
         applied: dict[str, Any] | None = None
         try:

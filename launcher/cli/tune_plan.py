@@ -155,8 +155,10 @@ class Prepared:
         cpus = CpuSet(cpu for slot in plan["slots"] for cpu in CpuSet.parse(slot["cpus"]))
         return physical(self.default.topology, cpus)
 
-    def report(self, verdict: Verdict, history: Sequence[VisitResult]) -> Report:
-        return Report(verdict, self.candidates, history, self.settings, self.cores_of)
+    def report(self, verdict: Verdict, journal: Journal) -> Report:
+        return Report(
+            verdict, self.candidates, journal.history, self.settings, self.cores_of, answers=journal.answers
+        )
 
     def remember(self, journal: Journal, verdict: Verdict) -> BestLayout | None:
         """The winner, entered in the state folder; None for another machine, or where no layout gave a figure."""
@@ -198,7 +200,7 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         its_config = as_llama_cpp(config, str(args.gguf.absolute()))
         its_host = read_host(its_config, machine=other, cpus_only=cpus_only)
         bases["llama.cpp"] = its_config, its_host
-        contents = model_fingerprint(its_config.models[0].path)
+        contents = model_fingerprint(its_config.models[0].path, gguf=True)
         rival = identity_of({"llama.cpp": [its_host.stack.version, msgspec.to_builtins(contents)]})
 
     def plan_of(layout: Layout) -> dict[str, Any]:

@@ -52,9 +52,13 @@ def with_measured_layout(deployment: Deployment, environ: Mapping[str, str] = os
 
 def fingerprint_of(deployment: Deployment) -> Fingerprint:
     """Of this machine, the engine's software and the models."""
+    gguf = engine_type(deployment.config.engine.kind).reads_gguf
     return Fingerprint(
         hardware=hardware_of(deployment), software=software_of(deployment),
-        models=tuple(model_fingerprint(model.path) for model in deployment.config.models),
+        models=tuple(
+            model_fingerprint(model.path, gguf=gguf)
+            for model in deployment.config.models
+        ),
     )  # fmt: skip
 
 
@@ -73,11 +77,11 @@ def software_of(deployment: Deployment) -> Software:
     )  # fmt: skip
 
 
-def model_fingerprint(path: str) -> ModelFingerprint:
+def model_fingerprint(path: str, *, gguf: bool = False) -> ModelFingerprint:
     """By config.json and the size of the weight files, which are not read; a model in GGUF by parts of its files. A
-    repository id may not be cached yet."""
+    repository id may not be cached yet. `gguf`: its engine reads nothing else, also where config.json lies beside it."""
     try:
-        if files := _gguf_files(path):
+        if files := _gguf_files(path, gguf=gguf):
             return _of_gguf(path, files)
         folder = find_model(path)
         if folder is None:
@@ -100,14 +104,14 @@ _GGUF_BLOCKS: Final = 16
 _GGUF_BLOCK: Final = 4096
 
 
-def _gguf_files(path: str) -> tuple[Path, ...]:
+def _gguf_files(path: str, *, gguf: bool) -> tuple[Path, ...]:
     """The files of a model in GGUF; empty for another format. Raises LauncherError for one that is not whole."""
     place = Path(path).expanduser()
     if place.is_dir():
-        is_gguf = not (place / "config.json").exists() and any(place.glob("*.gguf"))
+        gguf = gguf or (not (place / "config.json").exists() and any(place.glob("*.gguf")))
     else:
-        is_gguf = place.suffix == ".gguf"
-    return gguf_files(path) if is_gguf else ()
+        gguf = gguf or place.is_file() or place.suffix == ".gguf"
+    return gguf_files(path) if gguf else ()
 
 
 def _of_gguf(path: str, files: Sequence[Path]) -> ModelFingerprint:
@@ -123,7 +127,9 @@ def _of_gguf(path: str, files: Sequence[Path]) -> ModelFingerprint:
                 stream.seek(max(0, size * block // _GGUF_BLOCKS - _GGUF_BLOCK))
                 digest.update(stream.read(_GGUF_BLOCK))
     absolute = str(Path(path).expanduser().resolve())
-    return ModelFingerprint(path=absolute, config_sha256=digest.hexdigest(), weights_bytes=total or None)
+    return ModelFingerprint(
+        path=absolute, config_sha256=digest.hexdigest(), weights_bytes=total or None, digest_of="contents"
+    )
 
 
 # --- The newest results of `bench` and `tune` in the state folder, for ``GET /v1/measurements``. ---

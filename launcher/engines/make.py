@@ -113,6 +113,8 @@ class EngineType:
     """The checks of `doctor` on its software."""
     preloads: bool = False
     """engine.tcmalloc = "auto" searches for the allocator."""
+    reads_gguf: bool = False
+    """It reads models in GGUF and in no other format."""
     compiles: bool = False
     """Its instances need a C++ compiler."""
     is_local: Callable[[Path], bool] = Path.exists
@@ -201,6 +203,7 @@ TYPES: Final[dict[EngineKind, EngineType]] = {
     ),
     EngineKind.LLAMA_CPP: EngineType(
         title=lambda _engine: "llama.cpp", planning=llama_planning.PLANNING, probe=llama_cpp.probe, make=_make_llama_cpp,
+        reads_gguf=True,
         checks=lambda: (llama_cpp.checks,), examined=llama_build.examined, profiles=llama_cpp.read_profiles,
         overriding=llama_arguments.overriding,
     ),

@@ -129,6 +129,15 @@ def test_a_gguf_file_that_was_replaced_is_another_model(gguf: Path) -> None:
 
 def test_a_folder_with_a_gguf_model_is_known_by_its_file(gguf: Path, tmp_path: Path) -> None:
     assert model_fingerprint(str(tmp_path)).config_sha256 == model_fingerprint(str(gguf)).config_sha256
+    (tmp_path / "config.json").write_text("{}")
+    beside = model_fingerprint(str(tmp_path), gguf=True)
+    assert (beside.config_sha256, beside.digest_of) == (
+        model_fingerprint(str(gguf)).config_sha256,
+        "contents",
+    )
+    assert model_fingerprint(str(tmp_path)).digest_of == "config.json"
+    bare = gguf.rename(tmp_path / "model")
+    assert model_fingerprint(str(bare)).digest_of == "contents"
     unknown = model_fingerprint(str(tmp_path / "gone.gguf"))
     assert (unknown.config_sha256, unknown.weights_bytes) == (None, None)
 

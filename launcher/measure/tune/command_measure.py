@@ -72,6 +72,9 @@ class CommandSession:
                 f"{self._command[0]}: {error}; its standard output ends with '{said[0][:_SHOWN_CHARACTERS]}'"
             ) from None
 
+    def answers(self) -> list[str]:
+        return []
+
     def _input(self, repeat: int, seed: int) -> dict[str, Any]:
         candidate = {
             "layout": msgspec.to_builtins(self._candidate.layout), "label": self._candidate.label,

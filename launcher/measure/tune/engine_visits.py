@@ -16,6 +16,7 @@ from launcher.measure.bench import run as bench
 from launcher.measure.bench.load_generator import Target, VllmDriver
 from launcher.measure.bench.result import Point
 from launcher.measure.bench.workloads import Workload
+from launcher.measure.tune import answers
 from launcher.measure.tune.model import (
     Candidate,
     Layout,
@@ -101,6 +102,9 @@ class EngineSession:
         if crash := self._crash():
             raise MeasurementFailedError(crash)
         return measurement_of(result.points[-1])
+
+    def answers(self) -> list[str]:
+        return answers.ask(self._target.url, self._target.model)
 
     def _seen(self) -> dict[int, int]:
         return {slot["slot"]: slot["generation"] for slot in self._daemon.status()["slots"]}

@@ -69,6 +69,8 @@ class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     config_sha256: str | None
     weights_bytes: int | None
+    digest_of: str = "config.json"
+    """What `config_sha256` is of: "contents" for a model in GGUF."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +97,7 @@ def _models(measured: tuple[ModelFingerprint, ...], now: tuple[ModelFingerprint,
         return
     for old, new in zip(measured, now, strict=True):
         if _known(old.config_sha256, new.config_sha256):
-            yield f"{'contents' if new.path.endswith('.gguf') else 'config.json'} of {new.path}"
+            yield f"{new.digest_of} of {new.path}"
         if _known(old.weights_bytes, new.weights_bytes):
             yield f"weights of {new.path} {_size(old.weights_bytes)} → {_size(new.weights_bytes)}"
 

@@ -14,7 +14,7 @@ import msgspec
 
 from launcher.base.errors import LauncherError, reason
 from launcher.measure.tune.identity import Fingerprint
-from launcher.measure.tune.model import Measurement, Visit, VisitResult
+from launcher.measure.tune.model import Measurement, Stack, Visit, VisitResult
 
 FILE: Final = "journal.jsonl"
 
@@ -56,11 +56,18 @@ class RepeatEnded(msgspec.Struct, frozen=True, kw_only=True, tag="repeat-ended",
     cause: str | None = None
 
 
+class Answered(msgspec.Struct, frozen=True, kw_only=True, tag="answered", tag_field="event"):
+    """The greedy answers of a stack."""
+
+    stack: Stack
+    answers: list[str]
+
+
 class VisitEnded(msgspec.Struct, frozen=True, kw_only=True, tag="visit-ended", tag_field="event"):
     result: VisitResult
 
 
-Record = RunBegan | RunResumed | VisitBegan | VisitOverhead | RepeatEnded | VisitEnded
+Record = RunBegan | RunResumed | VisitBegan | VisitOverhead | RepeatEnded | Answered | VisitEnded
 _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 _encoder: Final = msgspec.json.Encoder()
 
@@ -131,6 +138,11 @@ class Journal:
     def history(self) -> list[VisitResult]:
         """Visits that have ended, in their order."""
         return [record.result for record in self._records if isinstance(record, VisitEnded)]
+
+    @property
+    def answers(self) -> dict[Stack, list[str]]:
+        """By stack, in the order in which they were asked."""
+        return {record.stack: record.answers for record in self._records if isinstance(record, Answered)}
 
     @property
     def unfinished(self) -> Unfinished | None:

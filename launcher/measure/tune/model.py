@@ -168,6 +168,10 @@ class Session(Protocol):
     def measure(self, repeat: int, seed: int) -> Measurement:
         """Raises MeasurementFailedError."""
 
+    def answers(self) -> list[str]:
+        """Greedy answers to the same prompts (answers.py); empty where it cannot be asked. Raises
+        MeasurementFailedError."""
+
 
 class Visits(Protocol):
     def start(self, candidate: Candidate, visit: Visit) -> AbstractContextManager[Session]:

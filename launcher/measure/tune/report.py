@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
@@ -11,12 +11,14 @@ from typing import Any, Final
 import msgspec
 
 from launcher.base.text import counted, table
+from launcher.measure.tune.answers import lines as compare
 from launcher.measure.tune.model import (
     Candidate,
     Candidates,
     Layout,
     Measurement,
     Settings,
+    Stack,
     Standing,
     Verdict,
     VisitResult,
@@ -92,20 +94,29 @@ class Report:
         history: Sequence[VisitResult],
         settings: Settings,
         cores_of: CoresOf,
+        *,
+        answers: Mapping[Stack, Sequence[str]],
     ) -> None:
+        """`answers`: greedy ones by stack, where several were measured."""
         self._verdict = verdict
         self._candidates = candidates
         self._history = history
         self._settings = settings
         self._cores_of = cores_of
+        # Those of the stack that the configuration runs come first.
+        stacks = dict.fromkeys(candidate.layout.stack for candidate in candidates)
+        self._answers: dict[str, Sequence[str]] = {
+            stack: answers[stack] for stack in stacks if stack is not None and stack in answers
+        }
 
     def lines(self, fragment: Callable[[Layout], str]) -> list[str]:
-        """Table, tables of single and several instances, TOML, sentence."""
+        """Table, tables of single and several instances, answers, TOML, sentence."""
         if not self._verdict.standings:
             return [self.sentence()]
         found = ["", *self._table()]
         single = self._single_and_several()
         found += ["", *table(single)] if len(single) > 1 else []
+        found += ["", *compared] if (compared := compare(self._answers)) else []
         if self._verdict.different and self._verdict.winner is not None:
             found += ["", fragment(self._candidates[self._verdict.winner].layout).rstrip()]
         return [*found, "", self.sentence()]
@@ -160,6 +171,7 @@ class Report:
             "sentence": self.sentence(),
             "candidates": [self._candidate_json(standing) for standing in verdict.standings],
             "visits": [self._visit_json(result) for result in self._history],
+            "answers": {stack: list(texts) for stack, texts in self._answers.items()},
         }
 
     def _candidate_json(self, standing: Standing) -> dict[str, Any]:

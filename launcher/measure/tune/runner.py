@@ -14,6 +14,7 @@ from typing import IO, Final, Protocol
 
 from launcher.base.errors import LauncherError, RefusedError, reason
 from launcher.measure.tune.journal import (
+    Answered,
     Journal,
     RepeatEnded,
     Unfinished,
@@ -27,6 +28,7 @@ from launcher.measure.tune.model import (
     NotStartedError,
     Session,
     Settings,
+    Stack,
     Verdict,
     Visit,
     VisitResult,
@@ -108,8 +110,19 @@ class Runner:
                         self._journal.append(self._repeat(session, visit, repeat))
                 finally:
                     begin = self._clock()
+                # Last: an engine that fails at a question has given its figures.
+                self._ask(session, self._candidates[visit.candidate].layout.stack)
         finally:
             self._enter_overhead(begin)
+
+    def _ask(self, session: Session, stack: Stack | None) -> None:
+        """Once for each of several stacks; of one whose engine fails, again at its next visit."""
+        several = len({each.layout.stack for each in self._candidates}) > 1
+        if stack is None or not several or stack in self._journal.answers:
+            return
+        with contextlib.suppress(MeasurementFailedError):
+            if answers := session.answers():
+                self._journal.append(Answered(stack=stack, answers=answers))
 
     def _enter_overhead(self, since: float) -> None:
         self._journal.append(VisitOverhead(seconds=self._clock() - since))

@@ -45,5 +45,11 @@ socket = "{tmp_path}/c.sock"
     assert done.returncode == 0, done.stderr
     found = {each["layout"]["stack"]: each for each in json.loads(done.stdout)["candidates"]}
     assert set(found) == {"vllm", "llama.cpp"}, done.stderr
+    # The same weights in float32: near-ties of random weights aside, the same tokens.
+    answers = json.loads(done.stdout)["answers"]
+    assert {len(texts) for texts in answers.values()} == {4}
+    assert any(one == other for one, other in zip(answers["vllm"], answers["llama.cpp"], strict=True)), (
+        answers
+    )
     for each in found.values():
         assert each["output_tokens_per_s"], (each["left"], done.stderr)

@@ -17,6 +17,7 @@ from launcher.measure.bench import workloads
 from launcher.measure.bench.load_generator import Command, Job, Phase
 from launcher.measure.bench.outcomes import Figures
 from launcher.measure.bench.result import ClientCost, Percentiles, Point
+from launcher.measure.tune.answers import PROMPTS
 from launcher.measure.tune.engine_visits import EngineVisits, Setting, measurement_of
 from launcher.measure.tune.model import Candidate, Layout, MeasurementFailedError, NotStartedError, Visit
 
@@ -97,6 +98,7 @@ def visit(number: int = 1) -> Visit:
 def test_a_visit_is_one_start_with_one_warm_up_and_a_seed_per_repeat(tmp_path: Path) -> None:
     driver = SmallDriver()
     with EngineVisits(setting(tmp_path, driver)).start(candidate(), visit()) as session:
+        assert len(session.answers()) == len(PROMPTS)
         first, second = session.measure(0, 11), session.measure(1, 12)
     assert first.output_tokens_per_s > 0
     assert second.output_tokens_per_s > 0

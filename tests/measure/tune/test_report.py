@@ -16,6 +16,7 @@ from launcher.measure.tune.model import (
     LeftOut,
     Measurement,
     Settings,
+    Stack,
     Standing,
     Verdict,
     Visit,
@@ -67,7 +68,25 @@ def verdict(
 
 
 def report(its: Verdict, settings: Settings = SETTINGS, history: list[VisitResult] = HISTORY) -> Report:
-    return Report(its, CANDIDATES, history, settings, lambda plan: len(plan["slots"]))
+    return Report(its, CANDIDATES, history, settings, lambda plan: len(plan["slots"]), answers={})
+
+
+def test_answers_of_several_stacks_are_compared() -> None:
+    stacks = [candidate(1, is_default=True, stack="vllm"), candidate(1, stack="llama.cpp")]
+    answers: dict[Stack, list[str]] = {
+        "llama.cpp": ["Paris. It is", "100 degrees"],
+        "vllm": ["Paris. It has", "100 degrees"],
+    }
+    its = Report(verdict(), stacks, HISTORY, SETTINGS, lambda plan: len(plan["slots"]), answers=answers)
+    (line,) = [line for line in its.lines(str) if line.startswith("answers")]
+    assert line == (
+        "answers of llama.cpp: 1 of 2 are those of vllm, to the letter; the others agree for their first 2 words"
+    )
+    assert its.to_json()["answers"] == answers
+    equal: dict[Stack, list[str]] = {"vllm": ["Paris"], "llama.cpp": ["Paris"]}
+    its = Report(verdict(), stacks, HISTORY, SETTINGS, lambda plan: len(plan["slots"]), answers=equal)
+    assert "answers of llama.cpp: 1 of 1 are those of vllm, to the letter" in its.lines(str)
+    assert not [line for line in report(verdict()).lines(str) if line.startswith("answers")]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from launcher.config.schema import Strategy
 from launcher.measure.tune.journal import Journal, RepeatEnded, RunBegan, VisitBegan
 from launcher.measure.tune.model import (
@@ -38,6 +40,7 @@ class Planted:
         self.started: list[int] = []
         self.measured: list[tuple[int, int, int]] = []
         self.ended_visits: list[VisitResult] = []
+        self.asked: list[int] = []
         self._stop_after = stop_after
 
     @contextlib.contextmanager
@@ -69,6 +72,13 @@ class PlantedSession:
     def measure(self, repeat: int, seed: int) -> Measurement:
         return self._planted.measure(self._visit, repeat, seed)
 
+    def answers(self) -> list[str]:
+        asked, candidate = self._planted.asked, self._visit.candidate
+        asked.append(candidate)
+        if candidate != 1 and len(asked) - asked.count(1) == 1:
+            raise MeasurementFailedError("the engine is gone")
+        return [f"candidate {candidate}"]
+
 
 def journal(folder: Path) -> Journal:
     return Journal.create(folder / "run", RunBegan(id="run", at="t", options={}, identity={}))
@@ -97,6 +107,28 @@ def test_a_stop_gives_the_verdict_so_far_and_the_rest_is_measured_later(tmp_path
         assert runner(Journal.open(folder / "run"), then).run() == whole
         calls = first.measured + then.measured
         assert len(calls) == len(set(calls)), "a repeat was measured twice"
+
+
+def test_each_of_several_stacks_answers_once(tmp_path: Path) -> None:
+    """One that fails is asked at its next visit, and a run that is continued asks none again."""
+    layouts = [
+        msgspec.structs.replace(each, layout=msgspec.structs.replace(each.layout, stack=stack))
+        for each, stack in zip(CANDIDATES, ("vllm", "llama.cpp", "vllm"), strict=True)
+    ]
+    its, planted = journal(tmp_path), Planted(stop_after=9)  # the third candidate never starts
+    Runner(its, layouts, SETTINGS, planted, planted, clock=lambda: 0.0).run()
+    again, then = Journal.open(tmp_path / "run"), Planted()
+    assert again.answers == its.answers
+    assert sorted(its.answers) == ["llama.cpp", "vllm"]
+    assert planted.asked.count(1) == 1
+    assert len(planted.asked) == 3, "the one that failed was asked at its next visit"
+    assert its.answers["llama.cpp"] == ["candidate 1"]
+    Runner(again, layouts, SETTINGS, then, then, clock=lambda: 0.0).run()
+    assert then.measured
+    assert not then.asked
+    alone = Planted()
+    runner(journal(tmp_path / "alone"), alone).run()
+    assert not alone.asked
 
 
 def test_a_kill_after_the_last_repeat_starts_nothing(tmp_path: Path) -> None:
