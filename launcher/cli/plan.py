@@ -103,11 +103,11 @@ def _print_text(args: argparse.Namespace, deployment: Deployment) -> None:
 
 def _print_shell(deployment: Deployment) -> None:
     from launcher.engines.base import shell_lines  # noqa: PLC0415  heavy
+    from launcher.plan import plan_text  # noqa: PLC0415  heavy
 
     for slot in deployment.plan.slots:
-        print(
-            f"# slot {slot.id}: {slot.model.name} on socket {slot.placement.socket}, node {slot.placement.node}"
-        )
+        sockets, nodes = plan_text.sockets_text(slot, deployment.topology), plan_text.nodes_text(slot)
+        print(f"# slot {slot.id}: {slot.model.name} on socket {sockets}, node {nodes}")
         launch = deployment.engine.launch(slot, generation=1)
         print(shell_lines(launch, deployment.config.engine.hf_token_file))
 

@@ -135,14 +135,27 @@ def _slot_row(slot: Slot, topology: Topology) -> list[str]:
     return [
         str(slot.id),
         slot.model.name,
-        str(placement.socket),
-        "-" if placement.node is None else str(placement.node),
+        sockets_text(slot, topology),
+        nodes_text(slot),
         str(cores),
         short_list(placement.cpus.format()),
         "|".join(short_list(cpus.format()) for cpus in placement.omp_cpus),
         placement.membind.format() or "-",
         "-" if slot.kv_cache_bytes is None else format_size(slot.kv_cache_bytes),
     ]
+
+
+def sockets_text(slot: Slot, topology: Topology) -> str:
+    """Sockets of its cpus, as a list."""
+    cpus = slot.placement.cpus
+    return CpuSet(core.key.socket for core in topology.cores if not core.cpus.isdisjoint(cpus)).format()
+
+
+def nodes_text(slot: Slot) -> str:
+    """The node of its lowest cpu; "0|1" where its ranks have nodes of their own."""
+    placement = slot.placement
+    nodes = placement.rank_nodes if len(set(placement.rank_nodes)) > 1 else (placement.node,)
+    return "|".join("-" if node is None else str(node) for node in nodes)
 
 
 def short_list(cpulist: str, width: int = 28) -> str:

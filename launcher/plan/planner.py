@@ -161,8 +161,7 @@ def _draft(
 ) -> _Draft:
     """Steps 1 to 5 of `make_plan`, with the chosen `ranks` of models that leave them open."""
     findings: list[Finding] = []
-    if config.layout.cpus is not None:
-        topology = _narrow(topology, CpuSet.parse(config.layout.cpus), findings)
+    topology = _narrow(topology, config, findings)
     cores = usable_cores(topology)
     models = tuple(
         planning.settings(
@@ -225,12 +224,8 @@ def _choose_ranks(
     divides, candidates = planning.divides, {}
     if divides is None or planning.demand is None:
         return (), None
-    allowed = (
-        topology.allowed
-        if config.layout.cpus is None
-        else topology.allowed & CpuSet.parse(config.layout.cpus)
-    )
-    parts = parts_for_ranks(parts_of(usable_cores(replace(topology, allowed=allowed))), topology)
+    its = _narrow(topology, config, [])
+    parts = parts_for_ranks(parts_of(usable_cores(its)), its)
     for model in config.models:
         profile = profiles.get(model.name, UNKNOWN)
         if model.tensor_parallel_size == "auto" and profile.known:
@@ -322,8 +317,11 @@ def _divide(
     return reserved, within_quota(rest, max(0, limit - len(reserved)), topology, layout, asks)
 
 
-def _narrow(topology: Topology, wanted: CpuSet, findings: list[Finding]) -> Topology:
-    """The topology with only `wanted` allowed; cpus that are not allowed are a violation."""
+def _narrow(topology: Topology, config: Config, findings: list[Finding]) -> Topology:
+    """The topology with only layout.cpus allowed; cpus that are not allowed are a violation."""
+    if config.layout.cpus is None:
+        return topology
+    wanted = CpuSet.parse(config.layout.cpus)
     missing = wanted - topology.allowed
     if missing:
         findings.append(

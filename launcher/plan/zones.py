@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
@@ -77,9 +77,9 @@ def within_quota(
     them for a part of every period (Documentation/scheduler/sched-bwc.rst).
 
     1. layout.cpus is taken as given; `rules_placement.cpu_quota` reports the excess.
-    2. Instances per socket, per-node, sockets and nodes that are configured are kept, and nodes for the ranks of one
-       instance: the nodes share the limit.
-       Otherwise one node after the other is filled, those with memory first: few large instances need less memory.
+    2. Instances per socket, per-node, sockets and nodes that are configured are kept: the nodes share the limit.
+       Otherwise one node after the other is filled, those with memory first: few large instances need less memory. The
+       nodes of one instance's ranks are filled together.
     3. A node keeps a core for each rank of its instances, and one for their API servers, also beyond the limit.
     4. interleaved takes cores at equal distances, from all L3 caches; the other strategies take neighbours."""
     parts = [part for part in parts_of(cores) if any(takes(model, part) for model, *_ in models)]
@@ -113,26 +113,37 @@ def _shares(
     """Cores of each part."""
     smt = max(len(core.cpus) for part in parts for core in part.cores) if layout.use_smt else 1
     left = limit // smt
+    width = max(width for *_, width in models)
     asked = (
         isinstance(layout.instances_per_socket, int)
         or layout.strategy is Strategy.PER_NODE
-        or any(
-            model.sockets is not None or model.nodes is not None or width > 1 for model, _, width in models
-        )
+        or any(model.sockets is not None or model.nodes is not None for model, *_ in models)
     )
+    # So many nodes share what is left; the next ones get what these cannot use.
+    together = len(parts) if asked else width
     order = sorted(
         range(len(parts)),
         key=lambda i: len(parts[i].cores) if asked else topology.node(parts[i].node).memory_bytes == 0,
     )
+    if not asked and width > 1:
+        groups = groups_of(parts_for_ranks(parts, topology), width)
+        grouped = [parts.index(part) for group in groups for part in sorted(group, key=_size)]
+        order = [*grouped, *(i for i in order if i not in grouped)]
     shares = [0] * len(parts)
     for done, i in enumerate(order):
-        if not asked and done and left <= 0:
-            break
-        share = -(-left // (len(parts) - done)) if asked else left
+        sharing = min(together - done % together, len(parts) - done)
+        if done and done % together == 0:
+            needed = sum(_least(parts[j], parts, layout, models) for j in order[done : done + together])
+            if left <= 0 or (together > 1 and left < needed):
+                break
         least = _least(parts[i], parts, layout, models)
-        shares[i] = min(len(parts[i].cores), max(share, least))
+        shares[i] = min(len(parts[i].cores), max(-(-left // sharing), least))
         left = max(0, left - shares[i])
     return shares
+
+
+def _size(part: Part) -> int:
+    return len(part.cores)
 
 
 def _least(
@@ -213,19 +224,23 @@ def zones_of(
     6. A zone shared by models is divided once, in the order of the file: n is the sum of their
        instances. Zones that overlap without being equal are a violation."""
     chosen = [_select(model, parts, topology, findings) for model in models]
-    sharers = {part: sum(part in its for its in chosen) for part in parts}
+    grouped = [
+        groups_of(parts_for_ranks(its, topology), width) if width > 1 else [tuple(its)]
+        for its, width in zip(chosen, widths, strict=True)
+    ]
+    used = Counter(part for groups in grouped for group in groups for part in group)
     counts: list[list[tuple[tuple[Part, ...], int]]] = []
     for index, its in enumerate(chosen):
         counted: list[tuple[tuple[Part, ...], int]] = []
         counts.append(counted)
         if widths[index] > 1:
-            groups = groups_of(parts_for_ranks(its, topology), widths[index])
-            findings.extend(_without_group(models[index], its, groups, widths[index]))
-            counted.extend((group, 1) for group in groups)
+            idle = {part.node for part in its} - {part.node for part in used}
+            findings.extend(_idle(models[index], idle, widths[index]))
+            counted.extend((group, 1) for group in grouped[index])
         else:
             for socket in sorted({part.socket for part in its}):
                 in_socket = [part for part in its if part.socket == socket]
-                counted.extend(_count(models[index], in_socket, layout, sharers, findings))
+                counted.extend(_count(models[index], in_socket, layout, used, findings))
     joined = {
         part
         for index, counted in enumerate(counts)
@@ -340,14 +355,11 @@ def groups_of(parts: Sequence[Part], width: int) -> list[tuple[Part, ...]]:
     return sorted(groups)
 
 
-def _without_group(
-    model: Model, parts: Sequence[Part], groups: Sequence[Sequence[Part]], width: int
-) -> Iterator[Finding]:
-    left = {part.node for part in parts} - {part.node for group in groups for part in group}
-    if left:
+def _idle(model: Model, nodes: Collection[int], width: int) -> Iterator[Finding]:
+    if nodes:
         yield warning(
             "idle-nodes",
-            f"no instance of {model.name!r} is on {'node' if len(left) == 1 else 'nodes'} {_ids(left)}: its ranks take "
+            f"no instance of {model.name!r} is on {'node' if len(nodes) == 1 else 'nodes'} {_ids(nodes)}: its ranks take "
             f"{width} nodes at once",
             "let another model use them (nodes of its [[models]] entry)",
         )

@@ -58,6 +58,9 @@ def test_a_model_larger_than_a_socket_has_a_rank_on_each() -> None:
     nodes = [node.cpus for node in TWO_SOCKETS.topology().numa_nodes]
     assert all(cpus <= node for cpus, node in zip(slot.placement.omp_cpus, nodes, strict=True))
     assert {finding.code for finding in plan.findings}.isdisjoint({"spans-nodes", "ranks-share-node"})
+    head, row = (line.split() for line in to_text(plan, TWO_SOCKETS.topology()).splitlines()[2:4])
+    shown = dict(zip(head, row, strict=False))
+    assert (shown["socket"], shown["node"]) == ("0-1", "0|1")
 
 
 def test_the_ledger_has_each_rank_on_its_node() -> None:
@@ -236,6 +239,27 @@ def test_a_limit_on_cpu_time_leaves_each_rank_a_core_on_its_node() -> None:
     (slot,) = plan_of(machine).slots
     assert slot.placement.rank_nodes == (0, 1)
     assert len(slot.placement.cpus) == 4
+
+
+def test_a_limit_on_cpu_time_fills_the_nodes_of_one_instance_first() -> None:
+    """Instances of a core per rank would each take the memory of all weights."""
+    machine = Machine(sockets=2, nodes=2, cores=4, node_bytes=128 * GIB)
+    assert ranks_of(plan_of(machine)) == [(0, 1), (2, 3)]
+    # One core is too few for the ranks of a second instance.
+    for quota, cores in ((6.0, [6]), (8.0, [8]), (9.0, [8]), (12.0, [8, 4])):
+        slots = plan_of(replace(machine, cpu_quota=quota)).slots
+        assert [len(slot.placement.cpus) for slot in slots] == cores
+        assert [slot.placement.rank_nodes for slot in slots] == [(0, 1), (2, 3)][: len(slots)]
+
+
+def test_a_node_that_another_model_uses_is_not_idle() -> None:
+    machine = Machine(nodes=3, cores=8, node_bytes=128 * GIB)
+    assert "idle-nodes" in {finding.code for finding in plan_of(machine).warnings}
+    models = (Model(name="m", path="/m"), Model(name="small", path="/s", nodes=(2,)))
+    config = Config(models=models, layout=Layout(reserve_cores=0))
+    plan = make_plan(machine.topology(), config, {"m": LLAMA_70B, "small": LLAMA_8B})
+    assert "idle-nodes" not in {finding.code for finding in plan.findings}
+    assert ranks_of(plan) == [(0, 1), (2,)]
 
 
 def test_models_are_tried_together() -> None:

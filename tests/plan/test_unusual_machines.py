@@ -29,6 +29,8 @@ from launcher.plan.plan_text import plan_json, to_text
 PROFILE = ModelProfile(
     weights_bytes=GIB, kv_bytes_per_token=32 * 1024, max_model_len=4096, num_attention_heads=8, num_kv_heads=2
 )
+# More than the smaller nodes hold: its ranks are spread over several.
+LARGE = replace(PROFILE, weights_bytes=5 * GIB)
 CPUS = st.frozensets(st.integers(0, 40), min_size=1, max_size=12).map(lambda ids: CpuSet(ids).format())
 
 
@@ -100,7 +102,7 @@ MODELS = st.lists(
         path=st.just("/m"),
         sockets=IDS,
         nodes=IDS,
-        tensor_parallel_size=st.sampled_from([1, 1, 2, 4]),
+        tensor_parallel_size=st.sampled_from([1, 2, 4, "auto", "auto"]),
     ),
     min_size=1,
     max_size=2,
@@ -114,6 +116,11 @@ def check(plan: Plan, topology: Topology) -> None:
     assert plan.slots or plan.violations, "nothing planned, and nothing said"
     blind = any(not node.memory_known for node in topology.numa_nodes)
     assert blind or all(row.left_bytes >= 0 for row in plan.ledger) or plan.violations
+    spread = {chosen.model for chosen in plan.chosen_ranks if chosen.ranks > 1}
+    for placement in (slot.placement for slot in plan.slots if slot.model.name in spread):
+        for node, cpus in zip(placement.rank_nodes, placement.omp_cpus, strict=True):
+            assert cpus <= topology.node(node).cpus, "a rank has its cpus and its memory on one node"
+        assert len(set(placement.rank_nodes)) == len(placement.rank_nodes)
     to_text(plan, topology)
     json.dumps(plan_json(plan, {slot.id: {} for slot in plan.slots}))
     slots = [DrawnSlot(f"slot {slot.id}", slot.placement.cpus, ("x",)) for slot in plan.slots]
@@ -123,12 +130,19 @@ def check(plan: Plan, topology: Topology) -> None:
 
 
 @settings(max_examples=examples(200), deadline=None)
-@given(topologies(), LAYOUTS, MODELS, st.sampled_from(["auto", "1GiB"]), st.booleans())
+@given(
+    topologies(),
+    LAYOUTS,
+    MODELS,
+    st.sampled_from([Memory(), Memory(kv_cache="1GiB")]),
+    st.sampled_from([PROFILE, LARGE, None]),
+)
 def test_plan_or_reason(
-    topology: Topology, layout: Layout, models: tuple[Model, ...], kv: str, cpus_only: bool
+    topology: Topology, layout: Layout, models: tuple[Model, ...], memory: Memory, its: ModelProfile | None
 ) -> None:
-    config = Config(models=models, layout=layout, memory=Memory(kv_cache=kv))
-    check(make_plan(topology, config, {"a": PROFILE}, cpus_only=cpus_only), topology)
+    """Without a profile: of the cpus alone."""
+    config = Config(models=models, layout=layout, memory=memory)
+    check(make_plan(topology, config, {"a": its or PROFILE}, cpus_only=its is None), topology)
 
 
 @settings(max_examples=examples(60), deadline=None)
