@@ -111,11 +111,16 @@ def diagnose(
        memory where the node was short of it or the kernel's log can't be read, else by a user. By a signal that
        a fault raises: a crash in native code.
     4. Of several ranks, the one whose process ended first is named, and its exit counts: the others and the main process
-       end with it."""
+       end with it. Where nobody saw its exit and the log tells nothing, the kernel's report does."""
     died = _dead_rank(tail, log) if ranks > 1 or lost_rank else None
     if died is not None:
         ended = died.ended or (Exit(code=0, signal=None) if lost_rank else ended)
-    cause = _of_kernel(ended, tail, log, kernel) or _of_log(str(ended), tail, log, served=served)
+    unseen = died is not None and died.ended is None
+    detail = "no exit code was seen" if unseen else str(ended)
+    killed = ended.signal == signal.SIGKILL or any(log.child_killed.search(line) for line in tail)
+    cause = _of_kernel(detail, tail, kernel, killed=killed) or _of_log(str(ended), tail, log, served=served)
+    if cause is None and unseen:
+        cause = _of_kernel(detail, tail, kernel, killed=True) or _of_shortage(detail, (), kernel)
     cause = cause or _of_signal(ended, tail, log, kernel, served=served)
     if died is None or cause.name not in _OF_A_PROCESS:
         return cause
@@ -150,10 +155,9 @@ def rank_died(tail: Sequence[str], log: EngineLog) -> bool:
     return _dead_rank(tail, log) is not None
 
 
-def _of_kernel(ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport) -> Cause | None:
-    killed = ended.signal == signal.SIGKILL or any(log.child_killed.search(line) for line in tail)
+def _of_kernel(detail: str, tail: Sequence[str], kernel: KernelReport, *, killed: bool) -> Cause | None:
     if found := tuple(line for line in tail if UNIT_OOM in line or OOM_LINE in line):
-        return rule_of("cgroup-oom").cause(str(ended), (*found, *map(_memory, kernel.nodes)))
+        return rule_of("cgroup-oom").cause(detail, (*found, *map(_memory, kernel.nodes)))
     # The count is of the whole cgroup, which a sibling may share; a line names a process of its own.
     if not kernel.oom_lines and not (killed and kernel.cgroup_kills):
         return None
@@ -164,7 +168,7 @@ def _of_kernel(ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelR
     if kernel.cgroup_kills:
         evidence.append(f"{kernel.cgroup_file}: oom_kill rose by {kernel.cgroup_kills}")
     evidence += [_memory(node) for node in kernel.nodes]
-    return rule_of("cgroup-oom" if in_cgroup else "node-oom").cause(str(ended), tuple(evidence))
+    return rule_of("cgroup-oom" if in_cgroup else "node-oom").cause(detail, tuple(evidence))
 
 
 def _of_log(detail: str, tail: Sequence[str], log: EngineLog, *, served: bool) -> Cause | None:
@@ -177,6 +181,13 @@ def _of_log(detail: str, tail: Sequence[str], log: EngineLog, *, served: bool) -
     return None
 
 
+def _of_shortage(detail: str, found: tuple[str, ...], kernel: KernelReport) -> Cause | None:
+    short = tuple(node for node in kernel.nodes if node.free_bytes < node.total_bytes * SHORT_SHARE)
+    if not short and not (found and not kernel.readable):
+        return None
+    return rule_of("node-oom").cause(detail, (*found, *map(_memory, short or kernel.nodes)))
+
+
 def _of_signal(
     ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport, *, served: bool
 ) -> Cause:
@@ -186,9 +197,8 @@ def _of_signal(
         return replace(cause, retry=Retry.BACKOFF) if served else cause
     found = tuple(line for line in tail if log.child_killed.search(line))[-_EVIDENCE:]
     killed = ended.signal == signal.SIGKILL or bool(found)
-    short = tuple(node for node in kernel.nodes if node.free_bytes < node.total_bytes * SHORT_SHARE)
-    if killed and (short or (found and not kernel.readable)):
-        return rule_of("node-oom").cause(str(ended), (*found, *map(_memory, short or kernel.nodes)))
+    if killed and (shortage := _of_shortage(str(ended), found, kernel)) is not None:
+        return shortage
     if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail, log):
         evidence = (*(found or last), *map(_memory, kernel.nodes if killed else ()))
         return rule_of("killed-by-operator").cause(str(ended), evidence)

@@ -115,12 +115,8 @@ def verify(
     differences = (
         [
             *_threads(placement, facts),
-            *(_memory(placement, facts, node_bytes, share) if expected.binds_memory else ()),
-            *(
-                _of_ranks(ranks, binds_memory=expected.binds_memory)
-                if ranks
-                else _openmp(expected.omp_cpus, facts)
-            ),
+            *(_of_ranks(ranks) if ranks else _openmp(expected.omp_cpus, facts)),
+            *(_memory(placement, facts, ranks, node_bytes, share) if expected.binds_memory else ()),
             *_libraries(expected.libraries, mapped),
         ]
         if facts
@@ -173,24 +169,40 @@ def _collapsed(names: Counter[str]) -> str:
 
 
 def _memory(
-    placement: Placement, facts: Sequence[ProcessFacts], node_bytes: Mapping[int, int], share: float | None
+    placement: Placement,
+    facts: Sequence[ProcessFacts],
+    ranks: Sequence[RankFound],
+    node_bytes: Mapping[int, int],
+    share: float | None,
 ) -> Iterator[Difference]:
+    """Each process is bound to the slot's nodes; the process of a rank, to the node of that rank."""
+    owners: dict[int, tuple[RankFound, CpuSet]] = {}
+    for rank in ranks:
+        if rank.pid is not None and rank.node is not None:
+            owners.setdefault(rank.pid, (rank, CpuSet((rank.node,))))
     for process in facts:
-        if process.allowed_nodes and process.allowed_nodes <= placement.membind:
-            continue  # its cpuset binds it, as a container's does, whatever its policy is
-        foreign = _foreign_policies(process.policies, placement.membind)
-        if foreign:
-            yield Difference(
-                f"memory policy of {process.name} (pid {process.pid})",
-                f"bind:{placement.membind}",
-                ", ".join(sorted(foreign)),
-            )
+        what, nodes = f"{process.name} (pid {process.pid})", placement.membind
+        if (owner := owners.get(process.pid)) is not None:
+            what, nodes = f"rank {owner[0].rank}, {what}", owner[1]
+        yield from _policy(what, process, nodes)
+        if owner is not None:
+            yield from _share(f"memory of {what}", nodes, owner[0].node_bytes, owner[0].bound_share)
+    yield from _share("memory", placement.membind, node_bytes, share)
+
+
+def _policy(what: str, process: ProcessFacts, nodes: CpuSet) -> Iterator[Difference]:
+    if process.allowed_nodes and process.allowed_nodes <= nodes:
+        return  # its cpuset binds it, as a container's does, whatever its policy is
+    if foreign := _foreign_policies(process.policies, nodes):
+        yield Difference(f"memory policy of {what}", f"bind:{nodes}", ", ".join(foreign))
+
+
+def _share(
+    what: str, nodes: CpuSet, node_bytes: Mapping[int, int], share: float | None
+) -> Iterator[Difference]:
     if share is not None and share < MIN_BOUND_SHARE:
-        yield Difference(
-            "memory",
-            f"at least {MIN_BOUND_SHARE:.0%} on node {placement.membind}",
-            f"{share:.0%} there ({_lie(node_bytes)})",
-        )
+        found = f"{share:.0%} there ({_lie(node_bytes)})"
+        yield Difference(what, f"at least {MIN_BOUND_SHARE:.0%} on node {nodes}", found)
 
 
 def _lie(node_bytes: Mapping[int, int]) -> str:
@@ -265,7 +277,7 @@ def _bound_to(cpus: CpuSet, process: ProcessFacts) -> CpuSet:
     return cpus & _single((process,))
 
 
-def _of_ranks(ranks: Sequence[RankFound], *, binds_memory: bool) -> Iterator[Difference]:
+def _of_ranks(ranks: Sequence[RankFound]) -> Iterator[Difference]:
     owners: dict[int, int] = {}
     for its in ranks:
         if its.cpus != its.planned_cpus:
@@ -284,21 +296,6 @@ def _of_ranks(ranks: Sequence[RankFound], *, binds_memory: bool) -> Iterator[Dif
                 "one of its own",
                 f"{its.name} (pid {its.pid}), as rank {other}",
             )
-        elif binds_memory and its.node is not None:
-            yield from _memory_of(its, CpuSet((its.node,)))
-
-
-def _memory_of(rank: RankFound, node: CpuSet) -> Iterator[Difference]:
-    what = f"rank {rank.rank}, {rank.name} (pid {rank.pid})"
-    foreign = _foreign_policies(rank.policies, node)
-    if foreign:
-        yield Difference(f"memory policy of {what}", f"bind:{node}", ", ".join(foreign))
-    if rank.bound_share is not None and rank.bound_share < MIN_BOUND_SHARE:
-        yield Difference(
-            f"memory of {what}",
-            f"at least {MIN_BOUND_SHARE:.0%} on node {node}",
-            f"{rank.bound_share:.0%} there ({_lie(rank.node_bytes)})",
-        )
 
 
 def _libraries(wanted: Sequence[frozenset[str]], mapped: frozenset[str]) -> Iterator[Difference]:

@@ -466,6 +466,24 @@ def test_a_rank_that_ended_first_is_named(code: str, name: str, message: str, lo
     assert "VllmWorker-1" in cause.evidence[0]
 
 
+@pytest.mark.parametrize("lost_rank", [True, False])
+@pytest.mark.parametrize(
+    ("kernel", "name"),
+    [
+        (KernelReport(readable=False, cgroup_kills=1, cgroup_file="memory.events"), "cgroup-oom"),
+        (KernelReport(readable=False, nodes=(NodeMemory(0, 0, 64 << 30),)), "node-oom"),
+        (KernelReport(readable=False, nodes=(ROOMY,)), "unknown"),
+    ],
+)
+def test_memory_may_have_ended_a_rank_whose_exit_nobody_saw(
+    kernel: KernelReport, name: str, lost_rank: bool
+) -> None:
+    ended = KILLED if lost_rank else Exit(code=0, signal=None)
+    cause = diagnose(ended, a_dead_rank("None"), served=True, ranks=2, lost_rank=lost_rank, kernel=kernel)
+    assert cause.name == name
+    assert "the process of rank 1 ended" in cause.message
+
+
 def test_the_worker_of_one_rank_is_the_instance_s_only_one() -> None:
     alone = diagnose(KILLED, a_dead_rank("None"), served=True, lost_rank=True)
     assert alone.message == "its worker process ended, and the engine saw no exit code"

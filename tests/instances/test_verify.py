@@ -181,6 +181,11 @@ def test_each_rank_is_matched_to_its_process_and_node() -> None:
             "bind:0-1",
         ),
         (
+            rank(12, 2, 3, node=1, policy="default"),
+            "memory policy of rank 1, VLLM::Worker (pid 12)",
+            "default",
+        ),
+        (
             rank(12, 2, 3, node=1, elsewhere=40),
             "memory of rank 1, VLLM::Worker (pid 12)",
             "60% there (40 MiB on node 0, 60 MiB on node 1)",
@@ -197,9 +202,18 @@ def test_a_rank_that_is_elsewhere_is_named(worker: ProcessFacts, what: str, foun
     """As a whole each of these instances is on its cpus and nodes."""
     differences = verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), worker], expected=TWO).differences
     assert (differences[0].what, differences[0].found) == (what, found)
+    assert len({each.what for each in differences}) == len(differences)
+    assert sum(each.what.startswith("memory policy") for each in differences) <= 1
     unbound = replace(TWO, binds_memory=False)
     kinds = verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), worker], expected=unbound).differences
     assert not [each for each in kinds if each.what.startswith("memory")]
+
+
+def test_a_rank_whose_cpuset_binds_it_needs_no_policy() -> None:
+    contained = replace(rank(12, 2, 3, node=1, policy="default"), allowed_nodes=CpuSet((1,)))
+    assert verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), contained], expected=TWO).ok
+    wider = replace(contained, allowed_nodes=CpuSet.parse("0-1"))
+    assert not verify(on_two_nodes(), [OTHERS, rank(11, 0, 1, node=0), wider], expected=TWO).ok
 
 
 def test_two_ranks_in_one_process_are_one_too_few() -> None:
