@@ -38,6 +38,8 @@ _LOG = logging.getLogger(__name__)
 
 SOCKET: Final = "ingress.sock"
 ANSWER_S: Final = 1.5
+# HAProxy opens a connection for each question that finds none free. One that waits for a second marks the picker down.
+BACKLOG: Final = 4096
 
 
 def status_socket(config: FleetConfig) -> Path:
@@ -136,7 +138,7 @@ class Ingress:
         )
         with _listening_on(f"{in_url(address)}:{port}", remedy):
             try:
-                server = await asyncio.start_server(self._answer, address, port, ssl=tls)
+                server = await asyncio.start_server(self._answer, address, port, ssl=tls, backlog=BACKLOG)
             except OSError as error:
                 if error.errno == errno.EADDRNOTAVAIL:
                     return False

@@ -360,6 +360,8 @@ def _status(host: Host) -> dict[str, object]:
             "ready": sum(each.ready for each in load.instances), "instances": len(load.instances),
             "running": load.running, "waiting": load.waiting, "predicted_ttft_s": load.predicted_ttft_s,
             "kv_usage": sum(uses) / len(uses) if uses else None,
+            # Requests of others that take places there, as far as they are believed: two reports in a row had them.
+            "foreign": sum(upstream.load.surplus for upstream in host.instances.values()),
         }  # fmt: skip
     slow = (slot for (slot, _), upstream in host.instances.items() if upstream.outliers.straggler)
     return shown | {"stragglers": sorted(slow)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import grp
 import json
 import os
@@ -25,6 +26,7 @@ from launcher.fleet.members import MEMBERS, Member, MemberList, write_members
 
 LOCAL = ("127.0.0.1", 9)
 SOON_S = 10.0
+MANY = 256
 
 
 def config(folder: Path, *hosts: str) -> FleetConfig:
@@ -51,6 +53,15 @@ async def test_the_status_is_one_object(running: FleetConfig) -> None:
     writer.close()
     assert (shown["decides"], shown["asked"], shown["held"], shown["hosts"]) == (False, 0, 0, {})
     assert (shown["members"]["members"], shown["servers"], shown["shares"]) == ([], None, {})
+
+
+async def test_a_busy_picker_refuses_no_connection(running: FleetConfig) -> None:
+    """HAProxy takes a picker for gone that it cannot connect to, and connects for each of many requests at once."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(MANY):  # nothing else runs on the event loop meanwhile
+            connection = stack.enter_context(socket.socket())
+            connection.settimeout(SOON_S)
+            connection.connect(("127.0.0.1", running.ingress.picker_port))
 
 
 async def test_a_group_may_read_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

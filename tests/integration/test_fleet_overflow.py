@@ -125,8 +125,8 @@ async def test_an_overloaded_host_sheds_to_its_sibling_before_an_endpoint(fleet:
     assert direct.keys() == {"fleet", "overflow/cloud"}, direct
     async with held(fleet.daemons["a"].url, 5 * PLACES) as endless:
         await seen(lambda: endless["fleet"] >= PLACES)
-        # The pickers learn of it by the host's load.
-        await seen(lambda: fleet.ingress.status()["hosts"]["a"]["running"] >= PLACES)
+        # The picker learns of it by the host's load, and believes what two reports in a row say.
+        await seen(lambda: fleet.ingress.status()["hosts"]["a"]["foreign"] >= PLACES)
         async with load(fleet.url, PLACES - 2) as through:
             await seen(lambda: sum(map(len, through.values())) > 4 * PLACES)
     tally = Tally(whole=through["fleet"])
