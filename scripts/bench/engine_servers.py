@@ -23,7 +23,7 @@ from bench.rivals import Setting, nginx
 from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
 
-READY_S: Final = 1800.0
+READY_S: Final = 600.0
 GIB: Final = 1 << 30
 _VLLM_ENV: Final = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
 

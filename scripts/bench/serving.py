@@ -126,7 +126,8 @@ class Run:
         load = Load(clients, seconds, args.input, args.output)
         served = Served(server.url, server.model, args.vocabulary)
         timeout = aiohttp.ClientTimeout(total=None)
-        connector = aiohttp.TCPConnector(limit=0)
+        # Some servers close a connection right after an answer, and a request that is sent then has no answer.
+        connector = aiohttp.TCPConnector(limit=0, force_close=True)
         async with aiohttp.ClientSession(connector=connector, timeout=timeout) as session:
             await ClosedLoop(session, served, made, load).run()
         return made
