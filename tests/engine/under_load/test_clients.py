@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import json
 import re
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from engine.without_proxy import direct, findings
 from support.daemon_process import DaemonProcess, eventually
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"
@@ -28,44 +25,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 @pytest.fixture
 def endpoint(daemon: DaemonProcess, talker: Path) -> Endpoint:
     return Endpoint(daemon.url, "tiny", talker)
-
-
-@contextlib.contextmanager
-def direct(daemon: DaemonProcess, slot: int, talker: Path) -> Iterator[Endpoint]:
-    """An instance without the proxy: a loopback port that copies bytes to its socket."""
-    path = daemon.slot(slot)["address"].removeprefix("unix:")
-
-    async def join(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        engine_reader, engine_writer = await asyncio.open_unix_connection(path)
-
-        async def pour(source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(ConnectionError):
-                while piece := await source.read(65536):
-                    to.write(piece)
-                    await to.drain()
-            to.close()
-
-        await asyncio.gather(pour(reader, engine_writer), pour(engine_reader, writer))
-
-    loop = asyncio.new_event_loop()
-    server = loop.run_until_complete(asyncio.start_server(join, "127.0.0.1", 0))
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        yield Endpoint(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", "tiny", talker)
-    finally:
-        loop.call_soon_threadsafe(server.close)
-
-        async def end() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        asyncio.run_coroutine_threadsafe(end(), loop).result(30)
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
 
 
 @pytest.mark.parametrize("backend", [pytest.param("openai", marks=pytest.mark.release), "openai-chat"])
@@ -107,7 +66,7 @@ UNFIT = {
     ],
 )
 def test_llm_comply_finds_nothing_more_than_without_the_proxy(
-    daemon: DaemonProcess, endpoint: Endpoint, talker: Path, tmp_path: Path, form: str
+    daemon: DaemonProcess, endpoint: Endpoint, tmp_path: Path, form: str
 ) -> None:
     command = [sys.executable, "-m", "llm_comply.cli"]
     before = outside_clients.sums(daemon.url)
@@ -115,7 +74,7 @@ def test_llm_comply_finds_nothing_more_than_without_the_proxy(
     after = outside_clients.sums(daemon.url)
     for outcome in ("failed", "rejected", "client_aborted"):
         assert after[outcome] == before[outcome]
-    with direct(daemon, 0, talker) as instance:
+    with direct(daemon, 0, endpoint) as instance:
         alone = outside_clients.llm_comply(instance, tmp_path, command, form)
     ours, theirs = findings(through), findings(alone)
     assert ours == theirs
@@ -125,20 +84,6 @@ def test_llm_comply_finds_nothing_more_than_without_the_proxy(
         if status == "failed" and [reason for reason in reasons if not VLLMS_WAY.search(reason)]
     }
     assert failed == UNFIT[form], ours
-
-
-def findings(tried: outside_clients.Tried) -> dict[str, tuple[str, list[str]]]:
-    """The verdict on each case and its reasons, without what differs between two answers to one question."""
-    return {
-        result["id"]: (
-            result["status"],
-            [
-                re.sub(r"\b(msg|resp|chatcmpl|call|fc|rs)([-_])[-\w]+", r"\1\2*", text)
-                for text in result.get("errors", ())
-            ],
-        )
-        for result in tried.said["results"]
-    }
 
 
 def test_the_sdk_waits_for_answers_and_reads_streams_without_asyncio(daemon: DaemonProcess) -> None:
