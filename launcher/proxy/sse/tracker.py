@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -320,6 +320,9 @@ USAGE_EVENT_BYTES: Final = 16 * 1024
 USAGE_KEY: Final = b'"usage"'  # in no text: within a JSON string every quotation mark is escaped
 
 
+_TIMINGS_KEY: Final = b'"timings"'
+
+
 def without_usage(events: bytes) -> bytes:
     """Whole events without those that tell usage and nothing else; the very same bytes where there is none."""
     kept, start = bytearray(), 0
@@ -332,13 +335,41 @@ def without_usage(events: bytes) -> bytes:
 
 
 def _tells_usage_only(event: bytes) -> bool:
+    chunk = _with_usage(event)
+    return chunk is not None and not chunk["choices"]
+
+
+def _with_usage(event: bytes) -> dict[str, Any] | None:
+    """The data of an event of OpenAI's API that tells usage."""
     data = event_data(event)
-    if data is None:
-        return False
     try:
-        chunk = msgspec.json.decode(data)
+        chunk = None if data is None else msgspec.json.decode(data)
     except UNREADABLE:
-        return False
-    if not isinstance(chunk, dict) or "choices" not in chunk:
-        return False
-    return not chunk["choices"] and isinstance(chunk.get("usage"), dict)
+        return None
+    if not isinstance(chunk, dict) or "choices" not in chunk or not isinstance(chunk.get("usage"), dict):
+        return None
+    return chunk
+
+
+def usage_apart(events: bytes) -> bytes:
+    """Whole events, with usage in an event of its own as OpenAI's API tells it; the very same bytes where it is.
+
+    llama.cpp's server adds the usage of a completion to the event with its finish_reason (build 11549, as of all before:
+    tools/server/server-task.cpp, to_json_oaicompat), where clients do not look. Its `timings` tell such an event from
+    those of vLLM's continuous_usage_stats, which a client has asked for."""
+    if _TIMINGS_KEY not in events:
+        return events
+    told, start = bytearray(), 0
+    for end in event_ends(events):
+        event, start = events[start:end], end
+        chunk = _with_usage(event) if _TIMINGS_KEY in event and len(event) <= USAGE_EVENT_BYTES else None
+        if chunk is None or not chunk["choices"]:
+            told += event
+            continue
+        apart = chunk | {"choices": []}
+        for key in ("usage", "timings"):
+            chunk.pop(key, None)
+        for each in (chunk, apart):
+            told += b"data: " + msgspec.json.encode(each) + b"\n\n"
+    told += events[start:]
+    return events if told == events else bytes(told)

@@ -21,6 +21,7 @@ def test_vllm_and_llama_cpp_are_measured_with_the_same_layout(
 [[models]]
 name = "tiny"
 path = {json.dumps(str(model_folder))}
+dtype = "float32"
 max_model_len = 2048
 max_num_seqs = 8
 [layout]

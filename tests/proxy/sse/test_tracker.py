@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.proxy.sse import tracker as sse_tracker
 from launcher.proxy.sse.ends import StreamEnd
-from launcher.proxy.sse.tracker import EventTracker, event_data, event_ends
+from launcher.proxy.sse.tracker import EventTracker, event_data, event_ends, usage_apart, without_usage
 
 WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
 COMMENT = b": still here\n\n"
@@ -215,3 +216,39 @@ def test_a_large_event_is_no_ping() -> None:
     tracker = EventTracker()
     tracker.feed(b'data: {"type": "ping", "text": "%b"}\n\n' % (b"x" * 8192))
     assert (tracker.quiet, tracker.events) == (False, 1)
+
+
+# Build 11549, as it came from /v1/completions.
+LLAMA_CPP = (
+    b'data: {"choices":[{"text":"","index":0,"logprobs":null,"finish_reason":"length"}],"created":1795853083,"model":"m",'
+    b'"object":"text_completion","usage":{"completion_tokens":3,"prompt_tokens":3,"total_tokens":6},"id":"c",'
+    b'"timings":{"cache_n":0,"prompt_n":3}}\n\n'
+)
+
+
+def test_usage_of_llama_cpp_is_told_in_an_event_of_its_own() -> None:
+    end, usage, done = usage_apart(WORD + LLAMA_CPP + DONE).removeprefix(WORD).split(b"\n\n")[:3]
+    assert json.loads(end[6:]) == {
+        "choices": [{"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}],
+        "created": 1795853083, "model": "m", "object": "text_completion", "id": "c",
+    }  # fmt: skip
+    told = json.loads(usage[6:])
+    assert (told["choices"], told["usage"]["total_tokens"], told["timings"]["prompt_n"]) == ([], 6, 3)
+    assert (told["id"], done + b"\n\n") == ("c", DONE)
+    assert without_usage(usage_apart(LLAMA_CPP)) == end + b"\n\n", "a client that has not asked gets none"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        b'data: {"choices":[],"usage":{"total_tokens":6},"timings":{}}\n\n' + DONE,
+        # vLLM's continuous_usage_stats.
+        b'data: {"choices":[{"text":"a","finish_reason":"stop"}],"usage":{"total_tokens":6}}\n\n',
+        b'data: {"choices":[{"text":"\\"timings\\" \\"usage\\""}]}\n\n',
+        b'data: {"choices":[{"text":"a"}],"usage":null,"timings":{}}\n\n',
+        b'data: {"timings":{},"usage":{}}\n\n: comment\n\n',
+        b'data: {"timings":\n\n',
+    ],
+)
+def test_usage_that_is_apart_stays_as_it_is(events: bytes) -> None:
+    assert usage_apart(events) is events
