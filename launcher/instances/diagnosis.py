@@ -117,11 +117,12 @@ def diagnose(
         ended = died.ended or (Exit(code=0, signal=None) if lost_rank else ended)
     unseen = died is not None and died.ended is None
     detail = "no exit code was seen" if unseen else str(ended)
-    killed = ended.signal == signal.SIGKILL or any(log.child_killed.search(line) for line in tail)
+    found = tuple(line for line in tail if log.child_killed.search(line))[-_EVIDENCE:]
+    killed = ended.signal == signal.SIGKILL or bool(found)
     cause = _of_kernel(detail, tail, kernel, killed=killed) or _of_log(str(ended), tail, log, served=served)
     if cause is None and unseen:
         cause = _of_kernel(detail, tail, kernel, killed=True) or _of_shortage(detail, (), kernel)
-    cause = cause or _of_signal(ended, tail, log, kernel, served=served)
+    cause = cause or _of_signal(ended, tail, log, kernel, served=served, found=found)
     if died is None or cause.name not in _OF_A_PROCESS:
         return cause
     who = f"the process of rank {died.rank}" if ranks > 1 else "its worker process"
@@ -189,13 +190,19 @@ def _of_shortage(detail: str, found: tuple[str, ...], kernel: KernelReport) -> C
 
 
 def _of_signal(
-    ended: Exit, tail: Sequence[str], log: EngineLog, kernel: KernelReport, *, served: bool
+    ended: Exit,
+    tail: Sequence[str],
+    log: EngineLog,
+    kernel: KernelReport,
+    *,
+    served: bool,
+    found: tuple[str, ...],
 ) -> Cause:
+    """`found`: the last lines that tell of a killed child."""
     last, first_at = _telling(tail, log, served=served)
     if ended.signal == signal.SIGILL:
         cause = rule_of("missing-instruction-set").cause(str(ended), last)
         return replace(cause, retry=Retry.BACKOFF) if served else cause
-    found = tuple(line for line in tail if log.child_killed.search(line))[-_EVIDENCE:]
     killed = ended.signal == signal.SIGKILL or bool(found)
     if killed and (shortage := _of_shortage(str(ended), found, kernel)) is not None:
         return shortage

@@ -127,23 +127,21 @@ def _shares(
     )
     if not asked and width > 1:
         groups = groups_of(parts_for_ranks(parts, topology), width)
-        grouped = [parts.index(part) for group in groups for part in sorted(group, key=_size)]
+        grouped = [
+            parts.index(part) for group in groups for part in sorted(group, key=lambda its: len(its.cores))
+        ]
         order = [*grouped, *(i for i in order if i not in grouped)]
+    least = [_least(part, parts, layout, models) for part in parts]
     shares = [0] * len(parts)
     for done, i in enumerate(order):
         sharing = min(together - done % together, len(parts) - done)
         if done and done % together == 0:
-            needed = sum(_least(parts[j], parts, layout, models) for j in order[done : done + together])
+            needed = sum(least[j] for j in order[done : done + together])
             if left <= 0 or (together > 1 and left < needed):
                 break
-        least = _least(parts[i], parts, layout, models)
-        shares[i] = min(len(parts[i].cores), max(-(-left // sharing), least))
+        shares[i] = min(len(parts[i].cores), max(-(-left // sharing), least[i]))
         left = max(0, left - shares[i])
     return shares
-
-
-def _size(part: Part) -> int:
-    return len(part.cores)
 
 
 def _least(

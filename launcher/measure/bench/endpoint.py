@@ -75,8 +75,7 @@ def opening_events(target: Target, api: str) -> int:
         "model": target.model, "messages": [{"role": "user", "content": "Name a colour."}], "max_completion_tokens": 8,
         "stream": True,
     }  # fmt: skip
-    request = _request(target, "/v1/chat/completions", json.dumps(body).encode())
-    request.add_header("Content-Type", "application/json")
+    request = _request(target, "/v1/chat/completions", body)
     opening = 0
     try:
         with urllib.request.urlopen(request, timeout=PROBE_S) as response:  # noqa: S310
@@ -97,14 +96,28 @@ def _has_role(chunk: dict[str, Any]) -> bool:
     return any(choice["delta"].get("role") is not None for choice in chunk.get("choices") or ())
 
 
-def _request(target: Target, path: str, body: bytes | None = None) -> urllib.request.Request:
+def greedy(target: Target, prompt: str, tokens: int) -> str:
+    """Text of the most likely completion. Raises OSError and HTTPException; for an answer in another form ValueError,
+    LookupError and TypeError."""
+    body = {"model": target.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+    answer = json.loads(_read(target, "/v1/completions", body, timeout_s=PROBE_S))
+    return str(answer["choices"][0]["text"])
+
+
+def _request(target: Target, path: str, body: dict[str, Any] | None = None) -> urllib.request.Request:
+    """A GET, or a POST of `body` as JSON."""
     headers = {"Authorization": f"Bearer {target.key}"} if target.key else {}
-    return urllib.request.Request(f"{target.url}{path}", body, headers)  # noqa: S310  the operator's own URL
+    data = None if body is None else json.dumps(body).encode()
+    if data is not None:
+        headers["Content-Type"] = "application/json"
+    return urllib.request.Request(f"{target.url}{path}", data, headers)  # noqa: S310  the operator's own URL
 
 
-def _read(target: Target, path: str) -> bytes:
+def _read(
+    target: Target, path: str, body: dict[str, Any] | None = None, *, timeout_s: float = TIMEOUT_S
+) -> bytes:
     try:
-        with urllib.request.urlopen(_request(target, path), timeout=TIMEOUT_S) as response:  # noqa: S310
+        with urllib.request.urlopen(_request(target, path, body), timeout=timeout_s) as response:  # noqa: S310
             data: bytes = response.read(MAX_PAGE_BYTES)
             return data
     except urllib.error.HTTPError as error:

@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Config
-from launcher.measure.bench import outcomes
+from launcher.measure.bench import endpoint, outcomes
 from launcher.measure.bench import run as bench
 from launcher.measure.bench.load_generator import Target, VllmDriver
 from launcher.measure.bench.result import Point
 from launcher.measure.bench.workloads import Workload
-from launcher.measure.tune import answers
+from launcher.measure.tune.answers import PROMPTS, TOKENS
 from launcher.measure.tune.model import (
     Candidate,
     Layout,
@@ -104,7 +105,10 @@ class EngineSession:
         return measurement_of(result.points[-1])
 
     def answers(self) -> list[str]:
-        return answers.ask(self._target.url, self._target.model)
+        try:
+            return [endpoint.greedy(self._target, prompt, TOKENS) for prompt in PROMPTS]
+        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+            raise MeasurementFailedError(f"no answer: {error}") from None
 
     def _seen(self) -> dict[int, int]:
         return {slot["slot"]: slot["generation"] for slot in self._daemon.status()["slots"]}

@@ -70,7 +70,7 @@ class ModelFingerprint(msgspec.Struct, frozen=True, kw_only=True):
     config_sha256: str | None
     weights_bytes: int | None
     digest_of: str = "config.json"
-    """What `config_sha256` is of: "contents" for a model in GGUF."""
+    """The part of the model that `config_sha256` is taken from: "contents" for a model in GGUF."""
 
 
 class Fingerprint(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from launcher.base.text import counted, table
-from launcher.measure.tune.answers import lines as compare
+from launcher.measure.tune.answers import compared
 from launcher.measure.tune.model import (
     Candidate,
     Candidates,
@@ -116,7 +116,8 @@ class Report:
         found = ["", *self._table()]
         single = self._single_and_several()
         found += ["", *table(single)] if len(single) > 1 else []
-        found += ["", *compared] if (compared := compare(self._answers)) else []
+        differences = compared(self._answers)
+        found += ["", *differences] if differences else []
         if self._verdict.different and self._verdict.winner is not None:
             found += ["", fragment(self._candidates[self._verdict.winner].layout).rstrip()]
         return [*found, "", self.sentence()]
