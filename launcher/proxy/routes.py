@@ -148,7 +148,7 @@ ROUTES: tuple[Route, ...] = (
             ("/generative_scoring", ("query", "items")),
         )
     ),
-    # Tokenizing and templates only (vLLM 0.32, entrypoints/serve and scale_out): no prompt is computed.
+    # Tokenizing and templates only (vLLM 0.32, entrypoints/serve and scale_out; llama.cpp, tools/server): no prompt is run.
     *(
         Route(path, _POST, Kind.JSON)
         for path in (
@@ -157,6 +157,8 @@ ROUTES: tuple[Route, ...] = (
             "/v1/completions/render",
             "/v1/completions/derender",
             "/v1/messages/count_tokens",
+            "/v1/responses/input_tokens",  # llama-server's and OpenAI's; vLLM has none
+            "/v1/chat/completions/input_tokens",  # llama-server's
             "/v1/messages/render",
             "/v1/responses/render",
             "/cohere/v2/chat/render",

@@ -75,6 +75,7 @@ def test_each_route_has_its_methods(route: object) -> None:
     [
         ("GET", "/v1/responses/resp_0a-Z", Kind.STORED, "resp_0a-Z"),
         ("POST", "/v1/responses/resp_1/cancel", Kind.STORED, "resp_1"),
+        ("POST", "/v1/responses/input_tokens", Kind.JSON, ""),
         ("GET", "/v1/models/Qwen/Qwen3-8B", Kind.MODEL, "Qwen/Qwen3-8B"),
         ("GET", "/v1/models/Qwen%2FQwen3-8B", Kind.MODEL, "Qwen/Qwen3-8B"),
     ],
@@ -128,6 +129,7 @@ ENGINE = """
     post /tokenize post /detokenize post /v1/audio/transcriptions post /v1/audio/translations
 """.split()  # noqa: SIM905
 SERVED = set(zip(ENGINE[::2], ENGINE[1::2], strict=True))
+LLAMA_SERVER = {("post", "/v1/responses/input_tokens"), ("post", "/v1/chat/completions/input_tokens")}
 # Of other processes of vLLM (entrypoints/launchers/dp_supervisor.py), and REALTIME, which gets an error of its own.
 NOT_OURS = {"/ready", "/readyz", "/v1/realtime", "/static"}
 STREAMED = {
@@ -141,7 +143,7 @@ def route_of(method: str, path: str) -> Route | None:
     return found.route if isinstance(found, Match) else None
 
 
-@pytest.mark.parametrize(("method", "path"), sorted(SERVED))
+@pytest.mark.parametrize(("method", "path"), sorted(SERVED | LLAMA_SERVER))
 def test_a_route_of_the_engine_is_served(method: str, path: str) -> None:
     route = route_of(method, path)
     assert route is not None
@@ -150,7 +152,7 @@ def test_a_route_of_the_engine_is_served(method: str, path: str) -> None:
 
 def test_the_table_has_nothing_that_the_engine_has_not() -> None:
     ours = {route.path for route in ROUTES if route.kind in {Kind.JSON, Kind.FORM, Kind.ANY}}
-    assert ours <= {path for _, path in SERVED}
+    assert ours <= {path for _, path in SERVED | LLAMA_SERVER}
 
 
 _VERBS = {

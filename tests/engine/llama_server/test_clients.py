@@ -110,6 +110,8 @@ def test_the_sdk_of_openai(sdk: openai.OpenAI) -> None:
         model="tiny", messages=QUESTION, max_tokens=64, tool_choice="auto", tools=[{"type": "function", "function": TOOL}],
     )  # type: ignore[call-overload]  # fmt: skip
     assert called.choices[0].finish_reason in {"stop", "length", "tool_calls"}
+    counted = sdk.responses.input_tokens.count(model="tiny", input="Which core are you on?")
+    assert counted.input_tokens > 0
     with pytest.raises(openai.BadRequestError):
         sdk.chat.completions.create(model="tiny", messages=QUESTION, max_tokens=-5)
     with pytest.raises(openai.NotFoundError):
