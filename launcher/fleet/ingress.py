@@ -71,6 +71,14 @@ ASKED_S: Final = 10.0  # since the last question: then another picker decides, o
 WORDS: Final = ("-D", "-f", "haproxy.cfg", "-p", "haproxy.pid")
 
 
+async def _close(server: asyncio.Server) -> None:
+    """Close also what it accepts at this moment, which asyncio of Python 3.11 leaves open once the server is closed."""
+    for listening in server.sockets:
+        asyncio.get_running_loop().remove_reader(listening.fileno())
+    await asyncio.sleep(0.01)
+    server.close()
+
+
 class Ingress:
     def __init__(self, config: FleetConfig) -> None:
         """Within the event loop. Raises LauncherError."""
@@ -143,7 +151,7 @@ class Ingress:
                 if error.errno == errno.EADDRNOTAVAIL:
                     return False
                 raise
-        await stack.enter_async_context(server)
+        stack.push_async_callback(_close, server)
         with _listening_on(f"{in_url(address)}:{port + 1} (UDP, [ingress] picker_port + 1)", remedy):
             transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
                 lambda: self._decisions, local_addr=(address, port + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import grp
 import json
 import os
@@ -259,3 +260,27 @@ async def test_a_peer_that_left_already_has_no_name(tmp_path: Path) -> None:
     writer = Left()
     await Ingress(config(tmp_path, "127.0.0.1"))._answer(asyncio.StreamReader(), writer)  # type: ignore[arg-type]
     assert writer.closed
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_connection_that_is_made_at_the_end_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    monkeypatch.setattr("launcher.fleet.haproxy.shutil.which", lambda *_, **__: None)
+    made = config(tmp_path, "127.0.0.1")
+    ingress = asyncio.create_task(Ingress(made).run())
+    async with asyncio.timeout(SOON_S):
+        while not (tmp_path / "ingress.sock").exists():
+            await asyncio.sleep(0.01)
+    with socket.create_connection(("127.0.0.1", made.ingress.picker_port)) as connection:
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        ingress.cancel()
+        await asyncio.gather(ingress, return_exceptions=True)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:  # as asyncio.run does
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        connection.settimeout(SOON_S)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.to_thread(connection.recv, 1) == b""
+    gc.collect()  # warns of what is not closed
