@@ -19,7 +19,7 @@ from typing import Any, Final
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import merged_by
 from launcher.accounts.report_values import hour_begin, zone_of
-from launcher.accounts.request_rows import INSERT, REQUESTS, Kinds, rows_after, rows_of
+from launcher.accounts.request_rows import INSERT, MOST_KINDS, REQUESTS, Kinds, rows_after, rows_of
 from launcher.accounts.spent_sums import SPENT, SpentSums
 from launcher.accounts.sums import (
     HISTOGRAMS,
@@ -49,8 +49,6 @@ _FOLD_S: Final = 5.0
 _FOLD_ROWS: Final = 2_000
 # Requests deleted in one transaction: some 10 ms.
 _DELETED: Final = 2_000
-# Kinds of requests in memory, some 10 MB; others are looked up.
-_KINDS: Final = 20_000
 # More than any hourly sum: a larger one is damage, and a few of them could not be added up.
 _MOST: Final = 1 << 60
 # Rows whose values are looked at together: numpy keeps the interpreter's lock for some milliseconds.
@@ -252,7 +250,7 @@ class LedgerFile:
             self.database.insert("INSERT OR REPLACE INTO hourly VALUES", rows)
             self._connection.execute("UPDATE meta SET summed_to = ?", (self._last,))
             self._to_fold = []
-            if len(self._kinds) > _KINDS:
+            if len(self._kinds) > MOST_KINDS:
                 self._kinds.clear()
         self._folded_at = time.monotonic()
 

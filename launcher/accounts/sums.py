@@ -22,15 +22,23 @@ look like low latency.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from launcher.accounts.latency import BUCKETS, buckets_of, each_to_bytes, merged
-from launcher.accounts.request_rows import Kind, Row
+from launcher.accounts.request_rows import MOST_KINDS, Kind, Row
 
-DIMENSIONS: Final = ("all", "key", "model", "slot", "overflow")
+_NAMES: Final[Mapping[str, Callable[[Kind], str]]] = {
+    "all": lambda _kind: "",
+    "key": lambda kind: kind.key,
+    "model": lambda kind: kind.model,
+    "slot": lambda kind: "" if kind.slot is None else str(kind.slot),
+    "overflow": lambda kind: kind.overflow,
+}
+DIMENSIONS: Final = tuple(_NAMES)
 # Sums of `hourly`, in the order of its columns.
 INTEGERS: Final = (
     "requests", "completed", "client_aborted", "rejected", "failed", "continued", "overflowed", "inexact",
@@ -70,12 +78,30 @@ HourOf = Callable[[float], int]
 
 OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
 """Those with a sum of their own; the others of all requests are `refused`."""
+# By kind: the first counts of INTEGERS, in their order, and what decides what else is summed up.
+_FLAGS: Final[Mapping[str, Callable[[Kind], bool]]] = {
+    "requests": lambda _kind: True,
+    "completed": lambda kind: kind.outcome == "completed",
+    "client_aborted": lambda kind: kind.outcome == "client_aborted",
+    "rejected": lambda kind: kind.outcome == "rejected",
+    "failed": lambda kind: kind.outcome == "failed",
+    "continued": lambda kind: kind.continued > 0,
+    "overflowed": lambda kind: kind.overflow != "",
+    "inexact": lambda kind: not kind.exact,
+    "refused": lambda kind: kind.outcome == "refused",
+    "streamed": lambda kind: kind.streamed,
+}
+_COUNTED: Final = INTEGERS.index("prompt_tokens")
 # Time zones change their offsets at whole quarters of an hour.
 _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
 _HOURS_KEPT: Final = 2
 _AMOUNTS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "picos")
-_ENDED_AT: Final = Row._fields.index("ended_at")
+# Of rows of `request`, those that are summed up.
+_COLUMNS: Final = {
+    name: Row._fields.index(name)
+    for name in ("ended_at", "kind", "duration_s", "queued_s", "first_byte_s", *_AMOUNTS)
+}
 _FIRST_SUM: Final = 3  # after dimension, hour, name
 _FIRST_SECONDS: Final = _FIRST_SUM + len(INTEGERS)
 _FIRST_HISTOGRAM: Final = _FIRST_SECONDS + len(SECONDS)
@@ -87,16 +113,22 @@ class Sums:
     def __init__(self, hour_of: HourOf, stored: Stored) -> None:
         self._hour_of = hour_of
         self._stored = stored
+        self._kinds = _Kinds()
         self._tables: dict[tuple[int, str], _Table] = {}
 
     def add(self, rows: Sequence[tuple[Any, ...]], kinds: Mapping[int, Kind]) -> list[HourlyRow]:
         """The rows of `hourly` that rows of `request` change, with them. `kinds`: theirs, by id. Raises DamagedSumsError for
         stored rows that are none."""
+        if len(self._kinds.known) > MOST_KINDS:
+            self._kinds = _Kinds()
+            self._tables = {}
+        columns = {name: [row[place] for row in rows] for name, place in _COLUMNS.items()}
+        added = _Added(columns, self._kinds.numbers(columns["kind"], kinds), self._kinds.flags)
         changed: list[HourlyRow] = []
-        for hour, part in sorted(self._by_hour(rows).items()):
-            added = _Added(part, kinds)
-            for dimension, names in added.names.items():
-                changed.extend(self._table(hour, dimension).add(names, added))
+        for hour, of_hour in self._by_hour(columns["ended_at"]):
+            part = added if of_hour is None else added.of(of_hour)
+            for dimension in DIMENSIONS:
+                changed.extend(self._table(hour, dimension).add(part, self._kinds.known))
         hours = sorted({hour for hour, _ in self._tables})[:-_HOURS_KEPT]
         self._tables = {key: table for key, table in self._tables.items() if key[0] not in hours}
         return changed
@@ -106,16 +138,13 @@ class Sums:
         for dimension in DIMENSIONS:
             self._table(hour, dimension)
 
-    def _by_hour(self, rows: Sequence[tuple[Any, ...]]) -> dict[int, list[tuple[Any, ...]]]:
-        hours: dict[float, int] = {}
-        parts: dict[int, list[tuple[Any, ...]]] = {}
-        for row in rows:
-            quarter = row[_ENDED_AT] // _QUARTER_S
-            hour = hours.get(quarter)
-            if hour is None:
-                hour = hours[quarter] = self._hour_of(quarter * _QUARTER_S)
-            parts.setdefault(hour, []).append(row)
-        return parts
+    def _by_hour(self, ended_at: Sequence[float]) -> Iterator[tuple[int, NDArray[np.bool_] | None]]:
+        """The hours in which requests ended, each with which of them; None: all."""
+        quarters, quarter_of = np.unique(np.array(ended_at) // _QUARTER_S, return_inverse=True)
+        hours = np.array([self._hour_of(quarter * _QUARTER_S) for quarter in quarters.tolist()])
+        found = sorted(set(hours.tolist()))
+        for hour in found:
+            yield hour, (hours == hour)[quarter_of] if len(found) > 1 else None
 
     def _table(self, hour: int, dimension: str) -> _Table:
         table = self._tables.get((hour, dimension))
@@ -129,13 +158,37 @@ class Sums:
         return table
 
 
-class _Added:
-    """The sums that requests add to every dimension, by kind."""
+class _Kinds:
+    """What a request adds by its kind alone. A kind is looked at once: many are in every batch."""
 
-    def __init__(self, rows: Sequence[tuple[Any, ...]], kinds: Mapping[int, Kind]) -> None:
-        columns = dict(zip(Row._fields, zip(*rows, strict=True), strict=True))
-        numbers, self.group_of = np.unique(np.array(columns["kind"], dtype=np.int64), return_inverse=True)
-        groups = [kinds[number] for number in numbers.tolist()]
+    def __init__(self) -> None:
+        self.known: list[Kind] = []
+        """By number."""
+        self.flags = np.zeros((0, len(_FLAGS)), dtype=np.int64)
+        """Of each of them, in the order of _FLAGS."""
+        self._numbers: dict[int, int] = {}
+
+    def numbers(self, ids: Sequence[int], kinds: Mapping[int, Kind]) -> Integers:
+        """The numbers of kinds by their ids in `kinds`."""
+        new = [kind for kind in dict.fromkeys(ids) if kind not in self._numbers]
+        if new:
+            self.known += [kinds[kind] for kind in new]
+            self._numbers.update(zip(new, range(len(self._numbers), len(self.known)), strict=True))
+            more = np.array([[flag(kinds[kind]) for flag in _FLAGS.values()] for kind in new], dtype=np.int64)
+            self.flags = np.concatenate((self.flags, more))
+        return np.array([self._numbers[kind] for kind in ids])
+
+
+class _Added:
+    """What each of some requests adds to its row of every dimension."""
+
+    def __init__(self, columns: Mapping[str, Sequence[Any]], kinds: Integers, flags_of: Integers) -> None:
+        """`kinds`: numbers of their kinds; `flags_of`: those of each kind."""
+        flags = flags_of[kinds]
+        streamed, refused, completed, aborted, overflowed = (
+            flags[:, list(_FLAGS).index(name)] > 0
+            for name in ("streamed", "refused", "completed", "client_aborted", "overflowed")
+        )
         duration, queued, first_byte = (
             np.array(columns[name], dtype=float) for name in ("duration_s", "queued_s", "first_byte_s")
         )
@@ -143,53 +196,23 @@ class _Added:
         # A request that got no byte spent all of its time on an instance in prefill.
         begun = np.where(np.isnan(first_byte), duration, first_byte)
         # A response that is not streamed has its first byte at its end: its time is in neither, unless it has no output.
-        streamed = np.array([group.streamed for group in groups])[self.group_of]
         # One that was refused took no time of the model.
-        refused = np.array([group.outcome == "refused" for group in groups])[self.group_of]
         split = (streamed | (amounts[:, _AMOUNTS.index("output_tokens")] == 0)) & ~refused
-        on_instance = np.where(split, (begun - queued, duration - first_byte), 0.0)
-        self.integers = _integers(groups, self.group_of, amounts)
-        self.seconds = np.zeros((len(groups), len(SECONDS)))
-        _add(self.seconds, self.group_of, np.nan_to_num(on_instance.T))
-        completed, served = (
-            np.array([group.outcome in outcomes for group in groups])[self.group_of]
-            for outcomes in (("completed",), ("completed", "client_aborted"))
-        )
-        self.counted = [served & ~np.isnan(first_byte), completed]
-        self.buckets = [
-            buckets_of(values[counted])
-            for values, counted in zip((first_byte, duration), self.counted, strict=True)
-        ]
-        self.names: dict[str, list[str]] = {
-            "all": [""] * len(groups),
-            "key": [group.key for group in groups],
-            "model": [group.model for group in groups],
-            "slot": ["" if group.slot is None else str(group.slot) for group in groups],
-            "overflow": [group.overflow for group in groups],
-        }
-        """Of each group."""
+        self.kinds = kinds
+        overflow_picos = amounts[:, _AMOUNTS.index("picos")] * overflowed
+        self.integers = np.column_stack((flags[:, :_COUNTED], amounts, overflow_picos))
+        self.seconds = np.nan_to_num(np.where(split, (begun - queued, duration - first_byte), 0.0)).T
+        self.counted = [(completed | aborted) & ~np.isnan(first_byte), completed]
+        """Which of them are in each histogram."""
+        self.buckets = [buckets_of(np.nan_to_num(values)) for values in (first_byte, duration)]
 
-
-def _integers(groups: Sequence[Kind], group_of: Integers, amounts: Integers) -> Integers:
-    """The sums of each kind, in the order of INTEGERS."""
-    ones = np.array(
-        [
-            (
-                1, *(kind.outcome == outcome for outcome in OUTCOMES), kind.continued > 0, kind.overflow != "",
-                not kind.exact,
-            )
-            for kind in groups
-        ],
-        dtype=np.int64,
-    )  # fmt: skip
-    counts = np.bincount(group_of, minlength=len(ones))
-    found = np.zeros((len(ones), len(INTEGERS)), dtype=np.int64)
-    found[:, : ones.shape[1]] = ones * counts[:, None]
-    sums = np.zeros((len(ones), amounts.shape[1]), dtype=np.int64)
-    _add(sums, group_of, amounts)
-    found[:, ones.shape[1] : -1] = sums
-    found[:, -1] = sums[:, -1] * ones[:, INTEGERS.index("overflowed")]
-    return found
+    def of(self, which: NDArray[np.bool_]) -> _Added:
+        """That of some of the requests."""
+        part = copy(self)
+        part.kinds, part.integers, part.seconds = self.kinds[which], self.integers[which], self.seconds[which]
+        part.counted = [counted[which] for counted in self.counted]
+        part.buckets = [buckets[which] for buckets in self.buckets]
+        return part
 
 
 class _Table:
@@ -197,7 +220,10 @@ class _Table:
 
     def __init__(self, dimension: str, hour: int, stored: Sequence[HourlyRow]) -> None:
         self._dimension, self._hour = dimension, hour
+        self._name_of = _NAMES[dimension]
         self._names: Numbers[str] = Numbers()
+        self._of_kinds = np.zeros(0, dtype=np.int64)
+        """Numbers of the names of kinds, by the kinds' numbers; -1: not asked for yet."""
         self._integers = np.zeros((len(stored), len(INTEGERS)), dtype=np.int64)
         self._seconds = np.zeros((len(stored), len(SECONDS)))
         self._histograms = np.zeros((len(stored), len(HISTOGRAMS), BUCKETS), dtype=np.int64)
@@ -207,25 +233,30 @@ class _Table:
             self._seconds[number] = row[_FIRST_SECONDS:_FIRST_HISTOGRAM]
             self._histograms[number] = [merged([data]) for data in row[_FIRST_HISTOGRAM:]]
 
-    def add(self, names: Sequence[str], added: _Added) -> Iterator[HourlyRow]:
-        numbers = np.array([self._names[name] for name in names])
+    def add(self, added: _Added, known: Sequence[Kind]) -> Iterator[HourlyRow]:
+        """The rows that change. `known`: all kinds, by number."""
+        unknown = np.full(len(known) - len(self._of_kinds), -1)
+        self._of_kinds = np.concatenate((self._of_kinds, unknown))
+        for kind in np.unique(added.kinds[self._of_kinds[added.kinds] < 0]).tolist():
+            self._of_kinds[kind] = self._names[self._name_of(known[kind])]
+        numbers = self._of_kinds[added.kinds]
         self._grow(len(self._names))
         _add(self._integers, numbers, added.integers)
         _add(self._seconds, numbers, added.seconds)
         flat = self._histograms.reshape(-1)
         for which, (counted, buckets) in enumerate(zip(added.counted, added.buckets, strict=True)):
-            rows = numbers[added.group_of[counted]] * len(HISTOGRAMS) + which
-            np.add.at(flat, rows * BUCKETS + buckets, 1)
-        return self._rows(list(dict.fromkeys(names)))
+            rows = numbers[counted] * len(HISTOGRAMS) + which
+            np.add.at(flat, rows * BUCKETS + buckets[counted], 1)
+        return self._rows(np.unique(numbers))
 
-    def _rows(self, names: Sequence[str]) -> Iterator[HourlyRow]:
-        numbers = [self._names[name] for name in names]
+    def _rows(self, numbers: Integers) -> Iterator[HourlyRow]:
+        names = list(self._names)
         integers, seconds = self._integers[numbers].tolist(), self._seconds[numbers].tolist()
         histograms = each_to_bytes(self._histograms[numbers].reshape(-1, BUCKETS))
-        for row, name in enumerate(names):
+        for row, number in enumerate(numbers.tolist()):
             first = row * len(HISTOGRAMS)
             yield (
-                self._dimension, self._hour, name, *integers[row], *seconds[row],
+                self._dimension, self._hour, names[number], *integers[row], *seconds[row],
                 *histograms[first : first + len(HISTOGRAMS)],
             )  # fmt: skip
 
