@@ -270,7 +270,7 @@ async def test_a_connection_that_is_made_at_the_end_is_closed(
     made = config(tmp_path, "127.0.0.1")
     ingress = asyncio.create_task(Ingress(made).run())
     async with asyncio.timeout(SOON_S):
-        while not (tmp_path / "ingress.sock").exists():
+        while not (tmp_path / "ingress.sock").exists():  # noqa: ASYNC110 - another task's file
             await asyncio.sleep(0.01)
     with socket.create_connection(("127.0.0.1", made.ingress.picker_port)) as connection:
         for _ in range(turns):
