@@ -38,6 +38,9 @@ _SLICE: Final = 2_000
 # Of one turn, so that a backlog does not take the event loop's time for seconds.
 _SLICES: Final = 10
 _PRUNE_S: Final = 60.0
+# Between two looks at the file's size. A system call gives Python's lock away, and beside a busy event loop it takes
+# milliseconds to come back.
+_MEASURE_S: Final = 1.0
 # Between two stores of the clock's reading. After SIGKILL and a longer time small steps are hidden (launcher.base.clock).
 _CLOCK_S: Final = 600.0
 _DAY_S: Final = 86_400
@@ -93,7 +96,7 @@ class Ledger(Sink[EndedRequest]):
         """Entries that the file before had not summed up, should it prove to be damaged."""
         self._again = 0
         """How many of the next entries were `recorded` in a file that was moved aside."""
-        self._prune_at = 0.0
+        self._prune_at = self._measure_at = 0.0
         self._suspected = self._read_damage = False
         self._unusable = 0
         self._told_lost = 0
@@ -148,12 +151,16 @@ class Ledger(Sink[EndedRequest]):
             if why := self._damage():
                 raise DamagedLedgerError(self.path, why)
         unusable = self._unusable
-        for _ in range(_SLICES):
-            if not self._write_slice(self._opened()):
-                break
         file = self._opened()
+        for _ in range(_SLICES):
+            if not self._write_slice(file):
+                break
+            file = self._opened()
+        file = self._file or self._opened()
         self._prune(file)
-        self.file_bytes = file.size
+        if time.monotonic() >= self._measure_at:
+            self._measure_at = time.monotonic() + _MEASURE_S
+            self.file_bytes = file.size
         if new := self._unusable - unusable:
             why = f"{new} entries have values that no file takes"
             text = f"cannot write {new} entries into {self.title}"

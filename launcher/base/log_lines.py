@@ -41,6 +41,8 @@ _MAX_TRACEBACK: Final = 32_768
 MOST_BYTES: Final = 4 << 20
 # Bytes that the thread writes in one go.
 _PIECE_BYTES: Final = 1 << 16
+# After it wrote: lines that come meanwhile are written together. Waking a thread costs more than to write a line.
+_PAUSE_S: Final = 0.05
 # At exit, for the reader to take the last lines.
 EXIT_S: Final = 3.0
 # systemd's JOURNAL_NATIVE_PROTOCOL.
@@ -104,6 +106,8 @@ class QueuedHandler(logging.Handler, ABC):
         self._writing_since = 0.0
         """When the write in progress began; 0: there is none."""
         self._full = self._closed = False
+        self._idle = self._awaited = False
+        """The thread waits for a line; somebody waits for the thread."""
         self._untold = 0
         """Dropped lines of which no line tells yet."""
         self._unread_since = 0.0
@@ -155,7 +159,12 @@ class QueuedHandler(logging.Handler, ABC):
     def drained(self, within_s: float) -> bool:
         """Block until all lines are written. False: they are not, within that time."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._bytes and not self._full, within_s)
+            self._awaited = True
+            self._changed.notify_all()
+            try:
+                return self._changed.wait_for(lambda: not self._bytes and not self._full, within_s)
+            finally:
+                self._awaited = False
 
     def flush(self) -> None:
         """Block until all lines are written, at most EXIT_S. Of the logging module, at exit."""
@@ -185,7 +194,9 @@ class QueuedHandler(logging.Handler, ABC):
                     self._thread.start()
                 except RuntimeError:
                     self._thread = None
-            self._changed.notify_all()
+            if self._idle:
+                self._idle = False
+                self._changed.notify_all()
 
     def _takes(self, size: int) -> bool:
         self._full = self._bytes > MOST_BYTES // 2 if self._full else self._bytes + size > MOST_BYTES
@@ -227,6 +238,8 @@ class QueuedHandler(logging.Handler, ABC):
                 self._writing_since = 0.0
                 self._bytes -= sum(map(len, piece))
                 self._changed.notify_all()
+                if self._bytes < _PIECE_BYTES:
+                    self._changed.wait_for(lambda: self._awaited or self._closed, _PAUSE_S)
         self._end()
 
     def _next(self) -> list[bytes]:
@@ -239,6 +252,7 @@ class QueuedHandler(logging.Handler, ABC):
                 elif self._closed:
                     return []
                 else:
+                    self._idle = True
                     self._changed.wait()
             piece, size = [self._lines.popleft()], 0
             while self._lines and (size := size + len(piece[-1])) < _PIECE_BYTES:

@@ -1,12 +1,14 @@
 """Measures the usage ledger: the CPU time that it adds to a request, and the size and speed of a month.
 
-usage: scripts/bench-ledger [requests] [--rounds N] [--seconds S] [--rate R] [--audit] [--no-pin] [--json FILE]
+usage: scripts/bench-ledger [requests] [--rounds N] [--seconds S] [--rate R] [--audit] [--access-log] [--no-pin]
+                            [--json FILE]
        scripts/bench-ledger writes [--requests N] [--busy]
        scripts/bench-ledger month FILE [--requests N]
 
 requests: two proxies beside each other, one that keeps the ledger and one that makes no entries at all, between the same
 stub engines and clients. Each round measures both, in another order; the ratio is that of a round. The threads besides
-the event loop's are the ledger's writer (with --audit also the audit trail's): their CPU time is read from the kernel.
+the event loop's are the ledger's writer (--audit: the audit trail's too; --access-log: the log's): their CPU time is read
+from the kernel.
 
 writes: what the writer's thread spends on a request, in batches of 15, 150 and 1500; --busy: beside a thread that holds
 the interpreter's lock whenever it can.
@@ -88,6 +90,7 @@ def parser() -> argparse.ArgumentParser:
         "--rate", type=float, default=1500.0, help="requests a second (default 1500); 0: as many as it can"
     )
     requests.add_argument("--audit", action="store_true", help="keep the audit trail as well")
+    requests.add_argument("--access-log", action="store_true", help="write the access log as well")
     requests.add_argument("--no-pin", action="store_true", help="pin nothing to a cpu")
     requests.add_argument("--json", type=Path, metavar="FILE", help="write what was measured")
     writes = commands.add_parser("writes", help="what the writer's thread spends on a request")
@@ -158,7 +161,9 @@ async def _proxy(
 ) -> AsyncIterator[tuple[Process, Target]]:
     await asyncio.to_thread(folder.mkdir)
     port = free_port()
-    options = ["--ledger", str(folder / "usage.db")] if ledger == ON else ["--no-entries"]
+    # Without entries there are no lines either.
+    options = ["--access-log", "all" if args.access_log else "off"]
+    options += ["--ledger", str(folder / "usage.db")] if ledger == ON else ["--no-entries"]
     if args.audit and ledger == ON:
         options += ["--audit", str(folder / "audit")]
     argv = [sys.executable, "-m", "bench.ours", "--listen", f"127.0.0.1:{port}", *options, *uds]
@@ -190,7 +195,9 @@ def _text(rows: Sequence[Row], args: argparse.Namespace, *, pin: bool) -> str:
     ratio = paired_ratio([row.cpu_us for row in on], [row.cpu_us for row in off])
     threads = mean([row.threads_us for row in on])
     base = sum(row.cpu_us for row in off) / len(off)
-    what = "ledger and audit trail" if args.audit else "ledger"
+    what = " and ".join(
+        ["ledger", *(["audit trail"] if args.audit else []), *(["access log"] if args.access_log else [])]
+    )
     lines = [
         f"{machine()}; {'one CPU for the proxies' if pin else 'not pinned'}",
         f"{len(on)} rounds of {args.seconds:g} s, {sum(row.requests for row in rows)} requests",
