@@ -33,6 +33,9 @@ class Core:
     speed: float = 1.0
     """Speed relative to the machine's fastest kind of core. Cores of equal speed are of one kind."""
 
+    def __hash__(self) -> int:
+        return hash(self.key)
+
 
 @dataclass(frozen=True, slots=True)
 class L3Domain:

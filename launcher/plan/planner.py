@@ -194,10 +194,11 @@ def _draft(
     placed.sort(key=lambda entry: entry[0])  # stable: socket, node and order stay within a model
     if planning.binds_itself:
         placed = _over_emulated_nodes(placed, topology)
+    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
     slots = tuple(
         Slot(
             i, config.models[model], models[model],
-            replace(placement, rank_nodes=_rank_nodes(placement, topology)), kv_cache_bytes=None,
+            replace(placement, rank_nodes=_rank_nodes(placement, node_of)), kv_cache_bytes=None,
         )
         for i, (model, placement) in enumerate(placed)
     )  # fmt: skip
@@ -275,8 +276,8 @@ def _widths(
     return widths
 
 
-def _rank_nodes(placement: Placement, topology: Topology) -> tuple[int, ...]:
-    node_of = {cpu: node.id for node in topology.numa_nodes for cpu in node.cpus}
+def _rank_nodes(placement: Placement, node_of: Mapping[int, int]) -> tuple[int, ...]:
+    """`node_of`: of each cpu."""
     membind = placement.membind
     nodes = (node_of[cpus.first] for cpus in placement.omp_cpus)
     return tuple(node if node in membind or not membind else membind.first for node in nodes)

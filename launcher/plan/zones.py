@@ -27,6 +27,9 @@ class Part:
     node: int
     cores: tuple[Core, ...]
 
+    def __hash__(self) -> int:
+        return hash((self.socket, self.node))  # not of all cores, each time
+
 
 class Instance(NamedTuple):
     model: int
@@ -47,9 +50,11 @@ class Zone:
 
 def usable_cores(topology: Topology) -> tuple[Core, ...]:
     """Cores with a node and at least one allowed cpu, with only their allowed cpus, by lowest cpu."""
+    allowed = topology.allowed
     cores = (
-        replace(core, cpus=core.cpus & topology.allowed) for core in topology.cores if core.node is not None
-    )
+        core if core.cpus <= allowed else replace(core, cpus=core.cpus & allowed)
+        for core in topology.cores if core.node is not None
+    )  # fmt: skip
     return tuple(sorted((core for core in cores if core.cpus), key=lambda core: core.cpus.first))
 
 

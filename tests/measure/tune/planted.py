@@ -42,7 +42,8 @@ CONFIG = Config(models=(Model(name="model", path="model"),))
 
 def plan_of_layout(topology: Topology, config: Config, layout: Layout) -> dict[str, Any]:
     chosen = with_layout(config, layout, overriding)
-    return plan_json(make_plan(topology, chosen, {}, cpus_only=True))
+    # Remedies are not asked for.
+    return plan_json(make_plan(topology, chosen, {}, cpus_only=True, advise=False))
 
 
 @functools.cache
