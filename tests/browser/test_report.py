@@ -98,7 +98,7 @@ def test_the_page_fits_and_asks_for_nothing(
 
 
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("name", ["large", "both"])
+@pytest.mark.parametrize("name", [pytest.param("large", marks=pytest.mark.release), "both"])
 def test_axe_finds_nothing_serious(pages: dict[str, Path], visit: Visiting, name: str, window: str) -> None:
     with visit(pages[name], **WINDOWS[window]) as visiting:
         found = Axe().run(visiting.page)
