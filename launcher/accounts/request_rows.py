@@ -53,7 +53,7 @@ class Row(NamedTuple):
 
 
 MOST_KINDS: Final = 20_000
-"""In memory, some 10 MB; others are looked up."""
+"""Kinds of requests that are kept in memory, some 10 MB, by the file and by its sums; others are looked up."""
 # Larger times and durations are none, and would not be in any hour or histogram.
 _MOST_S: Final = 1e12
 _TYPES: Final = {str: "TEXT", int: "INTEGER", bool: "INTEGER", float: "REAL"}
@@ -63,22 +63,17 @@ def _column(hint: object) -> str:
     return _TYPES[(get_args(hint) or (hint,))[0]]
 
 
-def _bounds_of(name: str, hint: object) -> str:
-    return f"{name} BETWEEN -{_MOST_S} AND {_MOST_S}" if _column(hint) == "REAL" else "true"
-
-
-def _condition_of(name: str, hint: object) -> str:
-    """The condition of a column's values in a file that is read."""
-    found = f"typeof({name}) = '{_column(hint).lower()}' AND {_bounds_of(name, hint)}"
+def _check_of(name: str, hint: object) -> str:
+    """The condition of a column's values. SQLite refuses others, which could not be summed up."""
+    found = f"typeof({name}) = '{_column(hint).lower()}'"
+    if _column(hint) == "REAL":
+        found += f" AND abs({name}) < {_MOST_S}"
     return f"({name} IS NULL OR {found})" if get_args(hint) else f"({found})"
 
 
 def _columns(kind: type[Kind | Row]) -> str:
-    """The columns of a STRICT table. SQLite refuses other values, which could not be summed up."""
     return ", ".join(
-        "id INTEGER PRIMARY KEY"
-        if name == "id"
-        else f"{name} {_column(hint)} {'' if get_args(hint) else 'NOT NULL'} CHECK ({_bounds_of(name, hint)})"
+        "id INTEGER PRIMARY KEY" if name == "id" else f"{name} {_column(hint)} CHECK {_check_of(name, hint)}"
         for name, hint in get_type_hints(kind).items()
     )
 
@@ -88,11 +83,11 @@ def _columns(kind: type[Kind | Row]) -> str:
 _TABLES: Final = f"""
 CREATE TABLE request_kind (
     id INTEGER PRIMARY KEY, {_columns(Kind)}
-) STRICT;
+);
 CREATE INDEX request_kind_by_key ON request_kind (key, model, slot, outcome);
 CREATE TABLE request (
     {_columns(Row)}
-) STRICT;
+);
 CREATE INDEX request_by_time ON request (ended_at, kind);
 CREATE INDEX request_by_id ON request (id >> 10, substr(request_id, -8));
 """
@@ -246,9 +241,7 @@ def _check(reader: sqlite3.Connection) -> str:
         ("request_kind", Kind, "true"),
         ("request", Row, "kind IN (SELECT id FROM request_kind)"),
     ):
-        whole = " AND ".join(
-            [more, *(_condition_of(name, hint) for name, hint in get_type_hints(kind).items())]
-        )
+        whole = " AND ".join([more, *(_check_of(name, hint) for name, hint in get_type_hints(kind).items())])
         [wrong] = reader.execute(f"SELECT count(*) FROM {table} WHERE NOT ({whole})").fetchone()  # noqa: S608
         if wrong:
             return f"{wrong} rows of requests are damaged"

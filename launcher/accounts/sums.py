@@ -121,7 +121,8 @@ class Sums:
         stored rows that are none."""
         if len(self._kinds.known) > MOST_KINDS:
             self._kinds = _Kinds()
-            self._tables = {}
+            for table in self._tables.values():
+                table.forget_kinds()
         columns = {name: [row[place] for row in rows] for name, place in _COLUMNS.items()}
         added = _Added(columns, self._kinds.numbers(columns["kind"], kinds), self._kinds.flags)
         changed: list[HourlyRow] = []
@@ -159,7 +160,7 @@ class Sums:
 
 
 class _Kinds:
-    """What a request adds by its kind alone. A kind is looked at once: many are in every batch."""
+    """What a request adds by its kind alone. Each kind is looked at once: batches mostly repeat the same ones."""
 
     def __init__(self) -> None:
         self.known: list[Kind] = []
@@ -233,10 +234,13 @@ class _Table:
             self._seconds[number] = row[_FIRST_SECONDS:_FIRST_HISTOGRAM]
             self._histograms[number] = [merged([data]) for data in row[_FIRST_HISTOGRAM:]]
 
+    def forget_kinds(self) -> None:
+        self._of_kinds = self._of_kinds[:0]
+
     def add(self, added: _Added, known: Sequence[Kind]) -> Iterator[HourlyRow]:
         """The rows that change. `known`: all kinds, by number."""
-        unknown = np.full(len(known) - len(self._of_kinds), -1)
-        self._of_kinds = np.concatenate((self._of_kinds, unknown))
+        if new := len(known) - len(self._of_kinds):
+            self._of_kinds = np.concatenate((self._of_kinds, np.full(new, -1)))
         for kind in np.unique(added.kinds[self._of_kinds[added.kinds] < 0]).tolist():
             self._of_kinds[kind] = self._names[self._name_of(known[kind])]
         numbers = self._of_kinds[added.kinds]

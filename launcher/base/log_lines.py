@@ -106,8 +106,10 @@ class QueuedHandler(logging.Handler, ABC):
         self._writing_since = 0.0
         """When the write in progress began; 0: there is none."""
         self._full = self._closed = False
-        self._idle = self._awaited = False
-        """The thread waits for a line; somebody waits for the thread."""
+        self._idle = self._urgent = False
+        """The thread waits for a line; a line is not to wait."""
+        self._waiters = 0
+        """Who wait for the thread."""
         self._untold = 0
         """Dropped lines of which no line tells yet."""
         self._unread_since = 0.0
@@ -139,7 +141,7 @@ class QueuedHandler(logging.Handler, ABC):
         except Exception as error:
             self.write_lines(record.name, [_not_encoded(error)])
         else:
-            self._put((line,))
+            self._put((line,), urgent=record.levelno >= logging.WARNING)
 
     def write_lines(self, logger: str, lines: Sequence[Line]) -> None:
         """Queue events of one logger: their levels, messages and fields. Never blocks, never raises."""
@@ -147,7 +149,7 @@ class QueuedHandler(logging.Handler, ABC):
             encoded = self._encoded_lines(logger, lines)
         except Exception as error:
             encoded = self._encoded_lines(logger, [_not_encoded(error)])
-        self._put(encoded)
+        self._put(encoded, urgent=any(level >= logging.WARNING for level, *_ in lines))
 
     def warnings(self) -> tuple[str, ...]:
         """While lines are being dropped: since when."""
@@ -159,12 +161,12 @@ class QueuedHandler(logging.Handler, ABC):
     def drained(self, within_s: float) -> bool:
         """Block until all lines are written. False: they are not, within that time."""
         with self._changed:
-            self._awaited = True
+            self._waiters += 1
             self._changed.notify_all()
             try:
                 return self._changed.wait_for(lambda: not self._bytes and not self._full, within_s)
             finally:
-                self._awaited = False
+                self._waiters -= 1
 
     def flush(self) -> None:
         """Block until all lines are written, at most EXIT_S. Of the logging module, at exit."""
@@ -177,7 +179,7 @@ class QueuedHandler(logging.Handler, ABC):
             self._changed.notify_all()
         super().close()
 
-    def _put(self, lines: Sequence[bytes]) -> None:
+    def _put(self, lines: Sequence[bytes], *, urgent: bool) -> None:
         with self._changed:
             if self._closed:
                 return
@@ -194,7 +196,8 @@ class QueuedHandler(logging.Handler, ABC):
                     self._thread.start()
                 except RuntimeError:
                     self._thread = None
-            if self._idle:
+            self._urgent |= urgent
+            if self._idle or self._is_due():
                 self._idle = False
                 self._changed.notify_all()
 
@@ -238,9 +241,12 @@ class QueuedHandler(logging.Handler, ABC):
                 self._writing_since = 0.0
                 self._bytes -= sum(map(len, piece))
                 self._changed.notify_all()
-                if self._bytes < _PIECE_BYTES:
-                    self._changed.wait_for(lambda: self._awaited or self._closed, _PAUSE_S)
+                self._changed.wait_for(self._is_due, _PAUSE_S)
         self._end()
+
+    def _is_due(self) -> bool:
+        """Whether what waits is to be written now, not with what comes."""
+        return self._closed or self._urgent or self._waiters > 0 or self._bytes >= _PIECE_BYTES
 
     def _next(self) -> list[bytes]:
         """Lines to write together; none once the handler is closed."""
@@ -258,6 +264,7 @@ class QueuedHandler(logging.Handler, ABC):
             while self._lines and (size := size + len(piece[-1])) < _PIECE_BYTES:
                 piece.append(self._lines.popleft())
             self._writing_since = time.monotonic()
+            self._urgent = False
             return piece
 
 

@@ -72,11 +72,14 @@ WORDS: Final = ("-D", "-f", "haproxy.cfg", "-p", "haproxy.pid")
 
 
 async def _close(server: asyncio.Server) -> None:
-    """Close also what it accepts at this moment, which asyncio of Python 3.11 leaves open once the server is closed."""
-    for listening in server.sockets:
-        asyncio.get_running_loop().remove_reader(listening.fileno())
-    await asyncio.sleep(0.01)
-    server.close()
+    """Close also what it accepts at this moment, which the event loop of Python 3.11 leaves open once the server is closed;
+    uvloop does not."""
+    try:
+        for listening in server.sockets:
+            asyncio.get_running_loop().remove_reader(listening.fileno())
+        await asyncio.sleep(0.01)
+    finally:
+        server.close()
 
 
 class Ingress:
@@ -166,7 +169,7 @@ class Ingress:
             remedy = f"run it as a user who may write there, or set {key} in fleet.toml to another folder"
             with _listening_on(f"unix:{path}", remedy):
                 path.unlink(missing_ok=True)
-                await stack.enter_async_context(await asyncio.start_unix_server(self._show, path))
+                stack.push_async_callback(_close, await asyncio.start_unix_server(self._show, path))
         if ingress.read_group is None:
             return
         try:

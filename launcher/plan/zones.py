@@ -28,7 +28,7 @@ class Part:
     cores: tuple[Core, ...]
 
     def __hash__(self) -> int:
-        return hash((self.socket, self.node))  # not of all cores, each time
+        return hash((self.socket, self.node))  # that of all cores takes long
 
 
 class Instance(NamedTuple):

@@ -14,7 +14,6 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from support.hand_clock import HandClock, at
-from support.ledger_file import changed_as_by_damage
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
@@ -74,7 +73,8 @@ def backup(tmp_path: Path, path: Path) -> Path:
 
 
 def change(path: Path, statement: str) -> None:
-    with changed_as_by_damage(path) as file:
+    with closing(sqlite3.connect(path, isolation_level=None)) as file:
+        file.execute("PRAGMA ignore_check_constraints = ON")
         file.execute(statement)
 
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.latency import counts_of, merged
 from launcher.accounts.ledger_file import LEDGER
-from launcher.accounts.request_rows import Kinds, rows_of
+from launcher.accounts.request_rows import MOST_KINDS, Kinds, rows_of
 from launcher.accounts.sums import DIMENSIONS, HISTOGRAMS, INTEGERS, OUTCOMES, SECONDS, Sums
 from launcher.base.database import migrate
 
@@ -110,9 +110,19 @@ class Rows:
 
 
 @settings(max_examples=30)
-@given(batches=st.lists(st.lists(an_entry(), min_size=1, max_size=12), max_size=4), restart=st.booleans())
-def test_batches_sum_up_as_one_by_one(batches: list[list[EndedRequest]], restart: bool) -> None:
-    """Also where a daemon that starts finds rows of the hour, and where entries of an earlier hour come late."""
+@given(
+    batches=st.lists(st.lists(an_entry(), min_size=1, max_size=12), max_size=4), restart=st.booleans(),
+    most=st.sampled_from([2, MOST_KINDS]),
+)  # fmt: skip
+def test_batches_sum_up_as_one_by_one(batches: list[list[EndedRequest]], restart: bool, most: int) -> None:
+    """Also where a daemon that starts finds rows of the hour, where entries of an earlier hour come late, and where there
+    are too many kinds to know them all."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("launcher.accounts.sums.MOST_KINDS", most)
+        check_batches(batches, restart=restart)
+
+
+def check_batches(batches: list[list[EndedRequest]], *, restart: bool) -> None:
     rows = Rows()
     kinds = Kinds(made())
     sums = Sums(lambda at: int(at // 3600 * 3600), rows.stored)

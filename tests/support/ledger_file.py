@@ -22,23 +22,6 @@ def unix(text: str, zone: str = "UTC") -> int:
     return int(dt.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp())
 
 
-@contextmanager
-def changed_as_by_damage(path: Path) -> Iterator[sqlite3.Connection]:
-    """A ledger that takes every value, also where its tables refuse them."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as file:
-        file.execute("PRAGMA ignore_check_constraints = ON")
-        strict = [name for (name,) in file.execute("SELECT name FROM pragma_table_list WHERE strict")]
-        _rewrite(file, strict, "rtrim(sql, 'STRIC')")
-        yield file
-        _rewrite(file, strict, "sql || 'STRICT'")
-
-
-def _rewrite(file: sqlite3.Connection, tables: Sequence[str], sql: str) -> None:
-    file.execute("PRAGMA writable_schema = ON")
-    file.executemany(f"UPDATE sqlite_schema SET sql = {sql} WHERE name = ?", [(name,) for name in tables])  # noqa: S608
-    file.execute("PRAGMA writable_schema = RESET")
-
-
 class LedgerFile:
     def __init__(self, path: Path, zone: str = "UTC", began: str | float = "2026-01-01T00:00") -> None:
         self.path = path
@@ -54,7 +37,9 @@ class LedgerFile:
 
     @contextmanager
     def changed(self) -> Iterator[sqlite3.Connection]:
-        with changed_as_by_damage(self.path) as file:
+        with closing(sqlite3.connect(self.path, isolation_level=None)) as file:
+            # As damage does.
+            file.execute("PRAGMA ignore_check_constraints = ON")
             yield file
 
     def hour(self, at: str | float, dimension: str = "all", name: str = "", **figures: Any) -> None:

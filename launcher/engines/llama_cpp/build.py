@@ -34,15 +34,15 @@ _FEATURE: Final = re.compile(r"(\w+) = [1-9]\d*\b")
 _DEVICE: Final = re.compile(r"^.*  - (?P<name>\w+) *: ", re.MULTILINE)
 
 
-def wheel_command(command: Sequence[str]) -> tuple[str, ...] | None:
-    """The command of the wheel's server where engine.command names no other program and the wheel is installed. Raises
-    LauncherError for a release of it that cannot be used."""
+def installed_wheel(command: Sequence[str]) -> str | None:
+    """The release of the wheel where engine.command names no other program and it is installed. Raises LauncherError for one
+    that cannot be used."""
     found = wheel_server.release()
     if found is None or tuple(command) != (PROGRAM,):
         return None
     if (reason := wheel_server.why_not(found)) is not None:
         raise LauncherError(f"cannot start llama.cpp's server: {reason[0]}", reason[1])
-    return WHEEL
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +66,12 @@ def parse_build(text: str) -> Build | None:
     )
 
 
+def trouble_of(done: subprocess.CompletedProcess[str]) -> str | None:
+    """The last words of a program that printed no version, or its exit code; None where it gave neither."""
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit code {done.returncode}" if done.returncode else None
+
+
 def examined(stack: Stack, env: Mapping[str, str]) -> Stack:
     """The stack with the abilities of its program, for `doctor`: it is started in the instances' environment with a model
     that does not exist, and prints them before it fails. Unchanged where it prints none."""
@@ -78,11 +84,15 @@ def examined(stack: Stack, env: Mapping[str, str]) -> Stack:
                 capture_output=True, text=True, errors="replace", check=False, timeout=PROBE_TIMEOUT_S,
                 stdin=subprocess.DEVNULL, env={**os.environ, **env},
             )  # fmt: skip
-        except (OSError, subprocess.TimeoutExpired):  # the row says nothing of its build
-            return stack
+        except (OSError, subprocess.TimeoutExpired) as error:
+            if stack.command == WHEEL:
+                return replace(stack, version=None, version_trouble=str(error))
+            return stack  # the row says nothing of its build
     build = parse_build(done.stderr + done.stdout)
     if build is None:
-        return stack
+        # `probe` does not start the wheel: that it does not run shows here.
+        failed = stack.command == WHEEL and done.returncode != 0
+        return replace(stack, version=None, version_trouble=trouble_of(done)) if failed else stack
     return replace(stack, instruction_sets=build.features, backends=build.devices)
 
 

@@ -26,8 +26,9 @@ from launcher.engines.llama_cpp.arguments import (
     merge,
     options_after_program,
 )
-from launcher.engines.llama_cpp.build import build_rows, wheel_command
+from launcher.engines.llama_cpp.build import WHEEL, build_rows, installed_wheel, trouble_of
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
+from launcher.engines.llama_cpp.wheel_server import version_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
 from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_program, find_tcmalloc
@@ -156,15 +157,17 @@ def probe(engine: EngineConfig) -> Stack:
 
     Raises LauncherError for a program or library that is not here, PassingError where it may come by itself."""
     word = engine.command[0]
+    wheel = None
     try:
         command: tuple[str, ...] = (find_program(word), *engine.command[1:])
     except LauncherError as error:
-        wheel = wheel_command(engine.command)
+        wheel = installed_wheel(engine.command)
         if wheel is None:
             raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
-        command = wheel
+        command = WHEEL
     tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-    version, said = _version(command, engine.env)
+    # The wheel's package says it: to start its program takes half a second.
+    version, said = (version_of(wheel), None) if wheel is not None else _version(command, engine.env)
     return Stack(command=command, version=version, tcmalloc=tcmalloc, version_trouble=said)
 
 
@@ -190,12 +193,7 @@ def _version(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[str | No
     except OSError as error:  # its start reports it, too
         return None, reason(error)
     version = version_in(done.stderr + done.stdout)
-    if version is not None:
-        return version, None
-    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
-    if lines:
-        return None, lines[-1]
-    return None, f"exit code {done.returncode}" if done.returncode else None
+    return version, None if version is not None else trouble_of(done)
 
 
 def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:

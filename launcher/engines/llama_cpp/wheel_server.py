@@ -38,6 +38,11 @@ def release() -> str | None:
         return None
 
 
+def version_of(found: str) -> str:
+    """What `--version` says of a release: the build of llama.cpp in it."""
+    return f"{found.rpartition('.')[2]} ({PACKAGE} {found})"
+
+
 def why_not(found: str | None) -> tuple[str, str] | None:
     """Reason and remedy where this program does not run with a release; None where it does."""
     if found is None:
@@ -77,10 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _version(wheel: Any) -> str:
     """As llama-server prints it, and a line that it has in its log: the library's instruction sets."""
-    build = wheel.__version__.rpartition(".")[2]
     info = wheel.BUILD_INFO
     return (
-        f"version: {build} ({PACKAGE} {wheel.__version__})\nbuilt with {info['compiler']} for {info['build_target']}\n"
+        f"version: {version_of(wheel.__version__)}\nbuilt with {info['compiler']} for {info['build_target']}\n"
         f"system_info: {wheel.get_system_info()}"
     )
 
