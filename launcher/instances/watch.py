@@ -129,6 +129,9 @@ UNHEALTHY_AFTER: Final = 2
 FAILED_START_EXIT_S: Final = 15.0
 # Between two samples of an instance's memory and processes, which the diagnosis of its exit reads.
 SAMPLE_S: Final = 2.0
+# Between two looks whether a starting instance answers, at first: some engines are ready within a second, others in minutes.
+_FIRST_POLL_S: Final = 0.05
+_POLL_GROWTH: Final = 1.2
 
 
 class Watcher:
@@ -175,6 +178,7 @@ class Watcher:
     async def ready(self, address: Address) -> bool | Cause:
         """True after the health path and one completion have succeeded; False when the instance ended before; a Cause
         when its start has failed and its process still runs."""
+        pause_s = min(_FIRST_POLL_S, self._settings().ready_poll_s)
         while self._is_current():
             await self._sample()
             failed_at = self._instance.start_failed_at
@@ -188,7 +192,8 @@ class Watcher:
             ):
                 self._instance.became_ready(self._clock())
                 return True
-            await asyncio.sleep(self._settings().ready_poll_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(pause_s * _POLL_GROWTH, self._settings().ready_poll_s)
         return False
 
     async def failure(self, address: Address) -> Cause | None:
