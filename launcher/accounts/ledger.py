@@ -151,11 +151,9 @@ class Ledger(Sink[EndedRequest]):
             if why := self._damage():
                 raise DamagedLedgerError(self.path, why)
         unusable = self._unusable
-        file = self._opened()
         for _ in range(_SLICES):
-            if not self._write_slice(file):
+            if not self._write_slice(self._opened()):
                 break
-            file = self._opened()
         file = self._file or self._opened()
         self._prune(file)
         if time.monotonic() >= self._measure_at:

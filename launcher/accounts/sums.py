@@ -23,6 +23,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -78,17 +80,20 @@ HourOf = Callable[[float], int]
 
 OUTCOMES: Final = ("completed", "client_aborted", "rejected", "failed")
 """Those with a sum of their own; the others of all requests are `refused`."""
+
+
+def _has_outcome(outcome: str, kind: Kind) -> bool:
+    return kind.outcome == outcome
+
+
 # By kind: the first counts of INTEGERS, in their order, and what decides what else is summed up.
 _FLAGS: Final[Mapping[str, Callable[[Kind], bool]]] = {
     "requests": lambda _kind: True,
-    "completed": lambda kind: kind.outcome == "completed",
-    "client_aborted": lambda kind: kind.outcome == "client_aborted",
-    "rejected": lambda kind: kind.outcome == "rejected",
-    "failed": lambda kind: kind.outcome == "failed",
+    **{outcome: partial(_has_outcome, outcome) for outcome in OUTCOMES},
     "continued": lambda kind: kind.continued > 0,
     "overflowed": lambda kind: kind.overflow != "",
     "inexact": lambda kind: not kind.exact,
-    "refused": lambda kind: kind.outcome == "refused",
+    "refused": partial(_has_outcome, "refused"),
     "streamed": lambda kind: kind.streamed,
 }
 _COUNTED: Final = INTEGERS.index("prompt_tokens")
@@ -167,17 +172,17 @@ class _Kinds:
         """By number."""
         self.flags = np.zeros((0, len(_FLAGS)), dtype=np.int64)
         """Of each of them, in the order of _FLAGS."""
-        self._numbers: dict[int, int] = {}
+        self._numbers: Numbers[int] = Numbers()
 
     def numbers(self, ids: Sequence[int], kinds: Mapping[int, Kind]) -> Integers:
         """The numbers of kinds by their ids in `kinds`."""
-        new = [kind for kind in dict.fromkeys(ids) if kind not in self._numbers]
+        numbers = np.array([self._numbers[kind] for kind in ids])
+        new = [kinds[kind] for kind in islice(self._numbers, len(self.known), None)]
         if new:
-            self.known += [kinds[kind] for kind in new]
-            self._numbers.update(zip(new, range(len(self._numbers), len(self.known)), strict=True))
-            more = np.array([[flag(kinds[kind]) for flag in _FLAGS.values()] for kind in new], dtype=np.int64)
+            self.known += new
+            more = np.array([[flag(kind) for flag in _FLAGS.values()] for kind in new], dtype=np.int64)
             self.flags = np.concatenate((self.flags, more))
-        return np.array([self._numbers[kind] for kind in ids])
+        return numbers
 
 
 class _Added:

@@ -71,15 +71,15 @@ ASKED_S: Final = 10.0  # since the last question: then another picker decides, o
 WORDS: Final = ("-D", "-f", "haproxy.cfg", "-p", "haproxy.pid")
 
 
-async def _close(server: asyncio.Server) -> None:
-    """Close also what it accepts at this moment, which the event loop of Python 3.11 leaves open once the server is closed;
-    uvloop does not."""
+def _bound(address: str, port: int) -> socket.socket:
+    """A socket for datagrams. uvloop's error would not say why it cannot be bound."""
+    made = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        for listening in server.sockets:
-            asyncio.get_running_loop().remove_reader(listening.fileno())
-        await asyncio.sleep(0.01)
-    finally:
-        server.close()
+        made.bind((address, port))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 class Ingress:
@@ -154,10 +154,10 @@ class Ingress:
                 if error.errno == errno.EADDRNOTAVAIL:
                     return False
                 raise
-        stack.push_async_callback(_close, server)
+        await stack.enter_async_context(server)
         with _listening_on(f"{in_url(address)}:{port + 1} (UDP, [ingress] picker_port + 1)", remedy):
             transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
-                lambda: self._decisions, local_addr=(address, port + 1)
+                lambda: self._decisions, sock=_bound(address, port + 1)
             )
         stack.callback(transport.close)
         return True
@@ -169,7 +169,7 @@ class Ingress:
             remedy = f"run it as a user who may write there, or set {key} in fleet.toml to another folder"
             with _listening_on(f"unix:{path}", remedy):
                 path.unlink(missing_ok=True)
-                stack.push_async_callback(_close, await asyncio.start_unix_server(self._show, path))
+                await stack.enter_async_context(await asyncio.start_unix_server(self._show, path))
         if ingress.read_group is None:
             return
         try:

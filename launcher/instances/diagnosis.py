@@ -122,7 +122,7 @@ def diagnose(
     cause = _of_kernel(detail, tail, kernel, killed=killed) or _of_log(str(ended), tail, log, served=served)
     if cause is None and unseen:
         cause = _of_kernel(detail, tail, kernel, killed=True) or _of_shortage(detail, (), kernel)
-    cause = cause or _of_signal(ended, tail, log, kernel, served=served, found=found)
+    cause = cause or _of_signal(ended, tail, log, kernel, served=served, found=found, killed=killed)
     if died is None or cause.name not in _OF_A_PROCESS:
         return cause
     who = f"the process of rank {died.rank}" if ranks > 1 else "its worker process"
@@ -197,13 +197,13 @@ def _of_signal(
     *,
     served: bool,
     found: tuple[str, ...],
+    killed: bool,
 ) -> Cause:
-    """`found`: the last lines that tell of a killed child."""
+    """`found`: the last lines that tell of a killed child; `killed`: it, or the main process, was."""
     last, first_at = _telling(tail, log, served=served)
     if ended.signal == signal.SIGILL:
         cause = rule_of("missing-instruction-set").cause(str(ended), last)
         return replace(cause, retry=Retry.BACKOFF) if served else cause
-    killed = ended.signal == signal.SIGKILL or bool(found)
     if killed and (shortage := _of_shortage(str(ended), found, kernel)) is not None:
         return shortage
     if killed or (ended.signal is not None and ended.signal in _SENT) or _was_asked(ended, tail, log):

@@ -29,7 +29,7 @@ TIME = st.none() | st.floats(0, 100)
 def an_entry(draw: st.DrawFn) -> EndedRequest:
     return EndedRequest(
         ended_at=BEGIN + draw(st.floats(0, 4 * 3600 - 1)), request_id="r", key=draw(st.sampled_from(["", "a", "b"])),
-        model=draw(st.sampled_from(["m", "n"])), outcome=draw(st.sampled_from([*OUTCOMES, ""])),
+        model=draw(st.sampled_from(["m", "n"])), outcome=draw(st.sampled_from([*OUTCOMES, "refused"])),
         slot=draw(st.none() | st.integers(0, 2)), duration_s=draw(st.floats(0, 1000)), queued_s=draw(TIME),
         first_byte_s=draw(TIME), prompt_tokens=draw(COUNT), cached_tokens=draw(COUNT), output_tokens=draw(COUNT),
         exact=draw(st.booleans()), continued=draw(st.integers(0, 3)), overflow=draw(st.sampled_from(["", "api"])),

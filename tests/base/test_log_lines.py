@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_logs import FakeJournal
+from support.daemon_process import eventually
 from support.fakes import SOON_S
 
 from launcher.base import log_lines
@@ -63,18 +64,51 @@ def test_an_event_and_its_fields(fake: FakeJournal) -> None:
     }
 
 
+class Writes(io.StringIO):
+    """A stream that keeps each call's text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def write(self, text: str) -> int:
+        self.texts.append(text)
+        return len(text)
+
+    def wait_for(self, calls: int) -> list[str]:
+        """The lines of the last one, once there were so many."""
+        eventually(lambda: len(self.texts) == calls, what=f"{calls} writes")
+        return self.texts[-1].splitlines()
+
+
+def test_lines_that_come_after_another_wait_to_be_written_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_lines, "_PAUSE_S", 3600.0)
+    stream = Writes()
+    handler = log_lines.LineHandler(stream)
+    log = logging.Logger("launcher.test")  # noqa: LOG001  one of its own
+    log.addHandler(handler)
+    log.info("at once")
+    assert len(stream.wait_for(1)) == 1
+    for number in range(3):
+        log.info("line %d", number)
+    log.warning("not later")
+    assert [line.split()[-1] for line in stream.wait_for(2)] == ["0", "1", "2", "later"]
+    log.info("a little")
+    while len(stream.texts) == 2 and handler._bytes < log_lines._PIECE_BYTES:
+        log.info("x" * 8000)
+    assert len(stream.wait_for(3)) > 5, "much of it"
+    log.info("the last")
+    assert handler.drained(SOON_S)
+    assert len(stream.wait_for(4)) == 1
+    handler.close()
+
+
 def test_many_lines_are_written_with_one_call() -> None:
-    writes: list[str] = []
-
-    class Stream(io.StringIO):
-        def write(self, text: str) -> int:
-            writes.append(text)
-            return len(text)
-
-    handler = log_lines.LineHandler(Stream())
+    stream = Writes()
+    handler = log_lines.LineHandler(stream)
     handler.write_lines("launcher.access", [(20, "GET /a 200", {}), (10, "GET /\x1bb" + "c" * 9000, {})])
     handler.flush()
-    (text,) = writes
+    (text,) = stream.texts
     first, second, rest = text.split("\n")
     assert first[8:] == " INFO    GET /a 200"
     assert second[8:].startswith(" DEBUG   GET /\\x1bbccc")

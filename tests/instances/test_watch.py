@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from support.fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess, FakeTraffic, a_slot
@@ -46,6 +46,7 @@ class Setup:
     until: int = 10**9
     step_s: float = 10.0
     running: RunningClock | None = None
+    settings: ProbeSettings = PROBES
     each: Callable[[], None] = lambda: None
 
     def is_current(self) -> bool:
@@ -57,9 +58,10 @@ class Setup:
 
     def watcher(self) -> Watcher:
         return Watcher(
-            a_slot(), self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic, settings=lambda: PROBES,
-            clock=self.running or self.clock, is_current=self.is_current, suspected=asyncio.Event(),
-            output=lambda: self.output, pressure=lambda: self.pressure, ended=lambda _pid: self.ended,
+            a_slot(), self.instance, engine=self.engine, prober=self.prober, traffic=self.traffic,
+            settings=lambda: self.settings, clock=self.running or self.clock, is_current=self.is_current,
+            suspected=asyncio.Event(), output=lambda: self.output, pressure=lambda: self.pressure,
+            ended=lambda _pid: self.ended,
         )  # fmt: skip
 
     async def failure(self) -> Cause | None:
@@ -174,6 +176,22 @@ async def test_a_failed_start_that_does_not_exit() -> None:
     assert isinstance(cause, Cause)
     assert cause.name == "port-or-socket-in-use"
     assert setup.clock.now > 1000 + FAILED_START_EXIT_S
+
+
+async def test_a_starting_instance_is_looked_at_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    paused: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        paused.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(asyncio, "sleep", pause)
+    setup = Setup(prober=FakeProber(health=False), until=60, settings=replace(PROBES, ready_poll_s=0.5))
+    assert await setup.watcher().ready(WHERE) is False
+    assert sum(paused[:5]) < 0.4
+    assert paused == sorted(paused)
+    assert paused[-1] == 0.5
 
 
 async def test_an_instance_that_ends_while_it_loads() -> None:

@@ -34,15 +34,15 @@ _FEATURE: Final = re.compile(r"(\w+) = [1-9]\d*\b")
 _DEVICE: Final = re.compile(r"^.*  - (?P<name>\w+) *: ", re.MULTILINE)
 
 
-def installed_wheel(command: Sequence[str]) -> str | None:
-    """The release of the wheel where engine.command names no other program and it is installed. Raises LauncherError for one
-    that cannot be used."""
+def wheel_version(command: Sequence[str]) -> str | None:
+    """The version of the wheel's server where engine.command names no other program and it is installed: its package says
+    it, to start it takes half a second. Raises LauncherError for a release that cannot be used."""
     found = wheel_server.release()
     if found is None or tuple(command) != (PROGRAM,):
         return None
     if (reason := wheel_server.why_not(found)) is not None:
         raise LauncherError(f"cannot start llama.cpp's server: {reason[0]}", reason[1])
-    return found
+    return wheel_server.version_of(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,28 +72,34 @@ def trouble_of(done: subprocess.CompletedProcess[str]) -> str | None:
     return lines[-1] if lines else f"exit code {done.returncode}" if done.returncode else None
 
 
+def asked(argv: Sequence[str], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+    """Run a program for what it prints, in the environment of the instances. Raises OSError and TimeoutExpired."""
+    return subprocess.run(
+        argv, capture_output=True, text=True, errors="replace", check=False, timeout=PROBE_TIMEOUT_S,
+        stdin=subprocess.DEVNULL, env={**os.environ, **env},
+    )  # fmt: skip
+
+
 def examined(stack: Stack, env: Mapping[str, str]) -> Stack:
     """The stack with the abilities of its program, for `doctor`: it is started in the instances' environment with a model
-    that does not exist, and prints them before it fails. Unchanged where it prints none."""
+    that does not exist, and prints them before it fails. Unchanged where it prints none, but for a wheel that does not run,
+    which `probe` has not started."""
+    wheel, build = stack.command == WHEEL, None
     with tempfile.TemporaryDirectory(prefix="numa-launcher-") as folder:
         # Options of build 11434; the wheel prints its own by --version.
         words = ("-lv", "4", "--offline", "--model", f"{folder}/none.gguf", "--host", f"{folder}/s.sock")
         try:
-            done = subprocess.run(
-                [*stack.command, *(("--version",) if stack.command == WHEEL else words)],
-                capture_output=True, text=True, errors="replace", check=False, timeout=PROBE_TIMEOUT_S,
-                stdin=subprocess.DEVNULL, env={**os.environ, **env},
-            )  # fmt: skip
+            done = asked([*stack.command, *(("--version",) if wheel else words)], env)
         except (OSError, subprocess.TimeoutExpired) as error:
-            if stack.command == WHEEL:
-                return replace(stack, version=None, version_trouble=str(error))
-            return stack  # the row says nothing of its build
-    build = parse_build(done.stderr + done.stdout)
-    if build is None:
-        # `probe` does not start the wheel: that it does not run shows here.
-        failed = stack.command == WHEEL and done.returncode != 0
-        return replace(stack, version=None, version_trouble=trouble_of(done)) if failed else stack
-    return replace(stack, instruction_sets=build.features, backends=build.devices)
+            trouble: str | None = str(error)
+        else:
+            build, trouble = (
+                parse_build(done.stderr + done.stdout),
+                trouble_of(done) if done.returncode else None,
+            )
+    if build is not None:
+        return replace(stack, instruction_sets=build.features, backends=build.devices)
+    return replace(stack, version=None, version_trouble=trouble) if wheel and trouble else stack
 
 
 def build_rows(stack: Stack, flags: frozenset[str]) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -26,9 +25,8 @@ from launcher.engines.llama_cpp.arguments import (
     merge,
     options_after_program,
 )
-from launcher.engines.llama_cpp.build import WHEEL, build_rows, installed_wheel, trouble_of
+from launcher.engines.llama_cpp.build import WHEEL, asked, build_rows, trouble_of, wheel_version
 from launcher.engines.llama_cpp.planning import cache_ram_bytes, context_of
-from launcher.engines.llama_cpp.wheel_server import version_of
 from launcher.engines.log import Accelerator, EngineLog
 from launcher.engines.numactl import Binding
 from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_program, find_tcmalloc
@@ -157,17 +155,17 @@ def probe(engine: EngineConfig) -> Stack:
 
     Raises LauncherError for a program or library that is not here, PassingError where it may come by itself."""
     word = engine.command[0]
-    wheel = None
+    version = said = None
     try:
         command: tuple[str, ...] = (find_program(word), *engine.command[1:])
     except LauncherError as error:
-        wheel = installed_wheel(engine.command)
-        if wheel is None:
+        version = wheel_version(engine.command)
+        if version is None:
             raise type(error)(f"cannot find llama.cpp's server: no command {word!r}", _INSTALL) from error
         command = WHEEL
     tcmalloc = None if engine.tcmalloc == "auto" else find_tcmalloc(engine.tcmalloc)
-    # The wheel's package says it: to start its program takes half a second.
-    version, said = (version_of(wheel), None) if wheel is not None else _version(command, engine.env)
+    if version is None:
+        version, said = _version(command, engine.env)
     return Stack(command=command, version=version, tcmalloc=tcmalloc, version_trouble=said)
 
 
@@ -184,10 +182,7 @@ def version_in(text: str) -> str | None:
 def _version(command: tuple[str, ...], env: Mapping[str, str]) -> tuple[str | None, str | None]:
     """The version that the program prints, in the environment of the instances; without one, the reason."""
     try:
-        done = subprocess.run(
-            [*command, "--version"], capture_output=True, text=True, errors="replace", check=False,
-            timeout=PROBE_TIMEOUT_S, stdin=subprocess.DEVNULL, env={**os.environ, **env},
-        )  # fmt: skip
+        done = asked([*command, "--version"], env)
     except subprocess.TimeoutExpired:
         raise timed_out(f"{command[0]} --version", PROBE_TIMEOUT_S) from None
     except OSError as error:  # its start reports it, too

@@ -23,6 +23,8 @@ from launcher.telemetry.metrics import METRICS_AGE_S, SLOT_ENDED
 TIMEOUT_S: Final = 10.0
 PROBE_S: Final = 120.0  # for eight tokens of an engine that may be cold
 MAX_PAGE_BYTES: Final = 64 << 20
+UNANSWERED: Final = (OSError, http.client.HTTPException, ValueError, LookupError, TypeError, AttributeError)
+"""No answer, or one in another form than the API's."""
 
 
 def check(target: Target) -> int | None:
@@ -52,7 +54,7 @@ def models(target: Target) -> list[str]:
     """Names that the endpoint serves; empty when it cannot be asked: `check` says why."""
     try:
         return [str(model["id"]) for model in json.loads(_read(target, "/v1/models"))["data"]]
-    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+    except UNANSWERED:
         return []
 
 
@@ -86,7 +88,7 @@ def opening_events(target: Target, api: str) -> int:
                 if brings_output(StreamEnd.DONE, data):
                     return opening
                 opening += _has_role(json.loads(data))
-    except (OSError, http.client.HTTPException, ValueError, AttributeError, TypeError, LookupError):
+    except UNANSWERED:
         return 0
     return 0
 
@@ -97,8 +99,7 @@ def _has_role(chunk: dict[str, Any]) -> bool:
 
 
 def greedy(target: Target, prompt: str, tokens: int) -> str:
-    """Text of the most likely completion. Raises OSError and HTTPException; for an answer in another form ValueError,
-    LookupError and TypeError."""
+    """Text of the most likely completion. Raises UNANSWERED."""
     body = {"model": target.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
     answer = json.loads(_read(target, "/v1/completions", body, timeout_s=PROBE_S))
     return str(answer["choices"][0]["text"])

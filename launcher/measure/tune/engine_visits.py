@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +106,7 @@ class EngineSession:
     def answers(self) -> list[str]:
         try:
             return [endpoint.greedy(self._target, prompt, TOKENS) for prompt in PROMPTS]
-        except (OSError, HTTPException, ValueError, LookupError, TypeError) as error:
+        except endpoint.UNANSWERED as error:
             raise MeasurementFailedError(f"no answer: {error}") from None
 
     def _seen(self) -> dict[int, int]:

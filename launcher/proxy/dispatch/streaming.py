@@ -23,7 +23,7 @@ from launcher.proxy.request.record import Post, Request
 from launcher.proxy.routes import api_of
 from launcher.proxy.sse.ends import StreamEnd
 from launcher.proxy.sse.fast_path import NO_USAGE
-from launcher.proxy.sse.tracker import USAGE_KEY, usage_apart, without_usage
+from launcher.proxy.sse.tracker import USAGE_KEY, usage_apart
 from launcher.proxy.upstream.attempt import Attempt
 from launcher.proxy.upstream.overflow_endpoint import has_output
 from launcher.telemetry.timings import Timings
@@ -99,10 +99,10 @@ class Streaming:
             events, clean = self._spliced(request, attempt, request.splice, events), False
         if USAGE_KEY in events:
             self.learn_usage(request, events)
-            if (told := usage_apart(events)) is not events:
-                events, raw = told, None
-            if request.usage_ask is not UsageAsk.NO and (told := without_usage(events)) is not events:
-                self._traits.note_usage_told(request.model, request.overflow)
+            keep = request.usage_ask is UsageAsk.NO
+            if (told := usage_apart(events, keep=keep)) is not events:
+                if not keep:
+                    self._traits.note_usage_told(request.model, request.overflow)
                 events, raw = told, None
         transcript = request.transcript  # it takes out token ids that the client did not ask for
         told = events if transcript is None else transcript.feed(events)

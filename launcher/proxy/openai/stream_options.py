@@ -1,7 +1,7 @@
 """A stream tells its usage only where `stream_options.include_usage` asks for it. The proxy asks where its client does not.
 
 vLLM 0.32 then ends the stream with one more event, `"choices":[]` and the usage (entrypoints/openai/chat_completion and
-completion, serving.py), which the client does not get (sse/usage_event.py).
+completion, serving.py), which the client does not get (sse/tracker.py).
 """
 
 from __future__ import annotations

@@ -313,30 +313,41 @@ def _last_boundary(data: bytes, begin: int) -> int:
     return cut
 
 
-# --- The event of a stream that tells its usage and nothing else. ---
+# --- The usage of a stream. ---
 
 USAGE_EVENT_BYTES: Final = 16 * 1024
-"""The most bytes of an event that tells usage and nothing else."""
+"""The most bytes of an event whose usage is looked at."""
 USAGE_KEY: Final = b'"usage"'  # in no text: within a JSON string every quotation mark is escaped
-
-
 _TIMINGS_KEY: Final = b'"timings"'
 
 
-def without_usage(events: bytes) -> bytes:
-    """Whole events without those that tell usage and nothing else; the very same bytes where there is none."""
-    kept, start = bytearray(), 0
+def usage_apart(events: bytes, *, keep: bool) -> bytes:
+    """Whole events, with usage in an event of its own as OpenAI's API tells it, or without that event where `keep` is False;
+    the very same bytes where nothing changes.
+
+    llama.cpp's server adds the usage of a completion to the event with its finish_reason (build 11549, as of all before:
+    tools/server/server-task.cpp, to_json_oaicompat), where clients do not look. Its `timings` tell such an event from
+    those of vLLM's continuous_usage_stats, which a client has asked for."""
+    if keep and _TIMINGS_KEY not in events:
+        return events
+    told, start = bytearray(), 0
     for end in event_ends(events):
         event, start = events[start:end], end
-        if len(event) > USAGE_EVENT_BYTES or USAGE_KEY not in event or not _tells_usage_only(event):
-            kept += event
-    kept += events[start:]
-    return events if len(kept) == len(events) else bytes(kept)
-
-
-def _tells_usage_only(event: bytes) -> bool:
-    chunk = _with_usage(event)
-    return chunk is not None and not chunk["choices"]
+        chunk = _with_usage(event) if USAGE_KEY in event and len(event) <= USAGE_EVENT_BYTES else None
+        if (
+            chunk is None
+            or (chunk["choices"] and _TIMINGS_KEY not in event)
+            or (keep and not chunk["choices"])
+        ):
+            told += event
+            continue
+        apart = chunk | {"choices": []}
+        for key in ("usage", "timings"):
+            chunk.pop(key, None)
+        for each in ([chunk] if chunk["choices"] else []) + ([apart] if keep else []):
+            told += b"data: " + msgspec.json.encode(each) + b"\n\n"
+    told += events[start:]
+    return events if told == events else bytes(told)
 
 
 def _with_usage(event: bytes) -> dict[str, Any] | None:
@@ -349,27 +360,3 @@ def _with_usage(event: bytes) -> dict[str, Any] | None:
     if not isinstance(chunk, dict) or "choices" not in chunk or not isinstance(chunk.get("usage"), dict):
         return None
     return chunk
-
-
-def usage_apart(events: bytes) -> bytes:
-    """Whole events, with usage in an event of its own as OpenAI's API tells it; the very same bytes where it is.
-
-    llama.cpp's server adds the usage of a completion to the event with its finish_reason (build 11549, as of all before:
-    tools/server/server-task.cpp, to_json_oaicompat), where clients do not look. Its `timings` tell such an event from
-    those of vLLM's continuous_usage_stats, which a client has asked for."""
-    if _TIMINGS_KEY not in events:
-        return events
-    told, start = bytearray(), 0
-    for end in event_ends(events):
-        event, start = events[start:end], end
-        chunk = _with_usage(event) if _TIMINGS_KEY in event and len(event) <= USAGE_EVENT_BYTES else None
-        if chunk is None or not chunk["choices"]:
-            told += event
-            continue
-        apart = chunk | {"choices": []}
-        for key in ("usage", "timings"):
-            chunk.pop(key, None)
-        for each in (chunk, apart):
-            told += b"data: " + msgspec.json.encode(each) + b"\n\n"
-    told += events[start:]
-    return events if told == events else bytes(told)

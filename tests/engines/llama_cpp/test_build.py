@@ -10,7 +10,7 @@ from launcher.base.errors import LauncherError
 from launcher.config.schema import Engine, EngineKind
 from launcher.engines.checks import Tier, Verdict
 from launcher.engines.llama_cpp import build, wheel_server
-from launcher.engines.llama_cpp.build import WHEEL, build_rows, examined, installed_wheel, parse_build
+from launcher.engines.llama_cpp.build import WHEEL, build_rows, examined, parse_build, wheel_version
 from launcher.engines.llama_cpp.launch import probe
 from launcher.engines.software import Stack
 
@@ -96,10 +96,11 @@ def test_the_wheel_is_used_where_no_program_is_named(tmp_path: Path, monkeypatch
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: xllamacpp\nVersion: {release}\n")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert installed_wheel(("llama-server",)) == release
-    assert installed_wheel(("/opt/llama-server",)) is None
+    version = f"{release.split('.')[-1]} (xllamacpp {release})"
+    assert wheel_version(("llama-server",)) == version
+    assert wheel_version(("/opt/llama-server",)) is None
     found = probe(Engine(kind=EngineKind.LLAMA_CPP))
-    assert (found.command, found.version) == (WHEEL, f"{release.split('.')[-1]} (xllamacpp {release})")
+    assert (found.command, found.version) == (WHEEL, version)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "xllamacpp.py").write_text("raise ImportError('no libgomp.so.1')\n")
     started = examined(found, {})

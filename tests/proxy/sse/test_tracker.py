@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from launcher.proxy.sse import tracker as sse_tracker
 from launcher.proxy.sse.ends import StreamEnd
-from launcher.proxy.sse.tracker import EventTracker, event_data, event_ends, usage_apart, without_usage
+from launcher.proxy.sse.tracker import EventTracker, event_data, event_ends, usage_apart
 
 WORD = b'data: {"choices":[{"delta":{"content":"error [DONE] \\n\\n"}}]}\n\n'
 COMMENT = b": still here\n\n"
@@ -227,7 +227,7 @@ LLAMA_CPP = (
 
 
 def test_usage_of_llama_cpp_is_told_in_an_event_of_its_own() -> None:
-    end, usage, done = usage_apart(WORD + LLAMA_CPP + DONE).removeprefix(WORD).split(b"\n\n")[:3]
+    end, usage, done = usage_apart(WORD + LLAMA_CPP + DONE, keep=True).removeprefix(WORD).split(b"\n\n")[:3]
     assert json.loads(end[6:]) == {
         "choices": [{"text": "", "index": 0, "logprobs": None, "finish_reason": "length"}],
         "created": 1795853083, "model": "m", "object": "text_completion", "id": "c",
@@ -235,7 +235,7 @@ def test_usage_of_llama_cpp_is_told_in_an_event_of_its_own() -> None:
     told = json.loads(usage[6:])
     assert (told["choices"], told["usage"]["total_tokens"], told["timings"]["prompt_n"]) == ([], 6, 3)
     assert (told["id"], done + b"\n\n") == ("c", DONE)
-    assert without_usage(usage_apart(LLAMA_CPP)) == end + b"\n\n", "a client that has not asked gets none"
+    assert usage_apart(LLAMA_CPP, keep=False) == end + b"\n\n", "a client that has not asked gets none"
 
 
 @pytest.mark.parametrize(
@@ -251,4 +251,11 @@ def test_usage_of_llama_cpp_is_told_in_an_event_of_its_own() -> None:
     ],
 )
 def test_usage_that_is_apart_stays_as_it_is(events: bytes) -> None:
-    assert usage_apart(events) is events
+    assert usage_apart(events, keep=True) is events
+
+
+def test_usage_of_which_a_client_does_not_know_is_taken_out() -> None:
+    usage = b'data: {"choices":[],"usage":{"total_tokens":6}}\n\n'
+    assert usage_apart(WORD + usage + DONE, keep=False) == WORD + DONE
+    for events in (WORD + DONE, b'data: {"choices":[{"text":"a"}],"usage":{"total_tokens":6}}\n\n'):
+        assert usage_apart(events, keep=False) is events
