@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import os
+import subprocess
+import sys
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -56,6 +59,16 @@ def test_other_texts_are_refused(text: str) -> None:
 
 def test_a_time_long_ago() -> None:
     assert parse_time("99999w", at("2026-11-23T01:30"), BERLIN) < 0
+
+
+@pytest.mark.parametrize("name", ["UTC", "Europe/Berlin"])
+def test_a_system_without_time_zones_knows_them_all(name: str) -> None:
+    code = "import sys; from launcher.accounts.report_values import zone_of; print(zone_of(sys.argv[1]))"
+    bare = os.environ | {"PYTHONTZPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code, name], env=bare, stdout=subprocess.PIPE, text=True, check=True
+    )
+    assert done.stdout == f"{name}\n"
 
 
 @pytest.mark.parametrize("name", ["Europe/Bonn", "", "../etc/passwd", "\x00"])
