@@ -117,6 +117,7 @@ has_headers|python3-dev|python3.11-devel
 readonly LLAMA_CPP_NEEDS='
 has_command numactl|numactl|numactl
 has_library libnuma.so.1|libnuma1|numactl-libs
+has_library libgomp.so.1|libgomp1|libgomp
 has_python|python3|python3.11
 has_venv|python3-venv|python3.11
 '
