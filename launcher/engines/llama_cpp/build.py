@@ -36,7 +36,7 @@ _DEVICE: Final = re.compile(r"^.*  - (?P<name>\w+) *: ", re.MULTILINE)
 
 def wheel_version(command: Sequence[str]) -> str | None:
     """The version of the wheel's server where engine.command names no other program and it is installed: its package says
-    it, to start it takes half a second. Raises LauncherError for a release that cannot be used."""
+    it, without a start. Raises LauncherError for a release that cannot be used."""
     found = wheel_server.release()
     if found is None or tuple(command) != (PROGRAM,):
         return None
