@@ -52,7 +52,7 @@ class Took:
     others_waited: float
     """Share of the time in which some task of this host waited for a cpu."""
     parts: tuple[tuple[str, float], ...]
-    """Of the instance that was ready last: what it did, and for how many seconds."""
+    """The steps of the instance that was ready last, and their seconds."""
 
     @classmethod
     def of(cls, first_s: float, all_s: float, waited_us: int, reached: Sequence[tuple[str, float]]) -> Took:

@@ -102,7 +102,7 @@ _QUARTER_S: Final = 900
 # Of an hour the first entries may come after the last ones of the hour before.
 _HOURS_KEPT: Final = 2
 _AMOUNTS: Final = ("prompt_tokens", "cached_tokens", "output_tokens", "picos")
-# Of rows of `request`, those that are summed up.
+# Columns of `request` that are summed up, with their places in a row.
 _COLUMNS: Final = {
     name: Row._fields.index(name)
     for name in ("ended_at", "kind", "duration_s", "queued_s", "first_byte_s", *_AMOUNTS)
@@ -165,13 +165,13 @@ class Sums:
 
 
 class _Kinds:
-    """What a request adds by its kind alone. Each kind is looked at once: batches mostly repeat the same ones."""
+    """The part of a request's sums that its kind decides. Each is looked at once: batches mostly repeat the same ones."""
 
     def __init__(self) -> None:
         self.known: list[Kind] = []
         """By number."""
         self.flags = np.zeros((0, len(_FLAGS)), dtype=np.int64)
-        """Of each of them, in the order of _FLAGS."""
+        """A row for each of them, in the order of _FLAGS."""
         self._numbers: Numbers[int] = Numbers()
 
     def numbers(self, ids: Sequence[int], kinds: Mapping[int, Kind]) -> Integers:
@@ -186,7 +186,7 @@ class _Kinds:
 
 
 class _Added:
-    """What each of some requests adds to its row of every dimension."""
+    """The amounts of some requests, a row for each, as they are added to every dimension."""
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], kinds: Integers, flags_of: Integers) -> None:
         """`kinds`: numbers of their kinds; `flags_of`: those of each kind."""
@@ -209,7 +209,7 @@ class _Added:
         self.integers = np.column_stack((flags[:, :_COUNTED], amounts, overflow_picos))
         self.seconds = np.nan_to_num(np.where(split, (begun - queued, duration - first_byte), 0.0)).T
         self.counted = [(completed | aborted) & ~np.isnan(first_byte), completed]
-        """Which of them are in each histogram."""
+        """For each histogram, the requests that are in it."""
         self.buckets = [buckets_of(np.nan_to_num(values)) for values in (first_byte, duration)]
 
     def of(self, which: NDArray[np.bool_]) -> _Added:

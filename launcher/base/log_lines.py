@@ -109,7 +109,7 @@ class QueuedHandler(logging.Handler, ABC):
         self._idle = self._urgent = False
         """The thread waits for a line; a line is not to wait."""
         self._waiters = 0
-        """Who wait for the thread."""
+        """Callers that wait until all is written."""
         self._untold = 0
         """Dropped lines of which no line tells yet."""
         self._unread_since = 0.0

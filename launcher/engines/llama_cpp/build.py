@@ -93,10 +93,8 @@ def examined(stack: Stack, env: Mapping[str, str]) -> Stack:
         except (OSError, subprocess.TimeoutExpired) as error:
             trouble: str | None = str(error)
         else:
-            build, trouble = (
-                parse_build(done.stderr + done.stdout),
-                trouble_of(done) if done.returncode else None,
-            )
+            build = parse_build(done.stderr + done.stdout)
+            trouble = trouble_of(done) if done.returncode else None
     if build is not None:
         return replace(stack, instruction_sets=build.features, backends=build.devices)
     return replace(stack, version=None, version_trouble=trouble) if wheel and trouble else stack

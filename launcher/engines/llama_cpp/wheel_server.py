@@ -39,7 +39,7 @@ def release() -> str | None:
 
 
 def version_of(found: str) -> str:
-    """What `--version` says of a release: the build of llama.cpp in it."""
+    """The version of a release in the words of `--version`: the build of llama.cpp in it."""
     return f"{found.rpartition('.')[2]} ({PACKAGE} {found})"
 
 
