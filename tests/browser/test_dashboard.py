@@ -215,6 +215,7 @@ def test_twenty_pages_cost_little(running: Running) -> None:
     assert with_pages / seconds <= 0.03  # 1 %
 
 
+@pytest.mark.long
 def test_eight_tabs_load_and_go_on(running: Running, open_page: Open) -> None:
     with open_page(running.link, **LIGHT) as visit:
         tabs = [visit, *(Visit(visit.page.context.new_page()) for _ in range(7))]

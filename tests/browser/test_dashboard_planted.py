@@ -117,6 +117,7 @@ FASTER: Final = 200
 LOOKS: Final = 6
 
 
+@pytest.mark.long
 def test_a_day_in_one_page_takes_no_more_memory(large: DashboardProcess, open_page: Open) -> None:
     """The page polls a clock that is shortened to a day in a few seconds; every answer has new figures and events."""
     machine = PlantedMachine(well=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from axe_core_python.sync_playwright import Axe
+from browser.dashboard_process import serious
 from support.bench_results import result
 
 from launcher.measure.bench.page import html_page
@@ -101,15 +101,7 @@ def test_the_page_fits_and_asks_for_nothing(
 @pytest.mark.parametrize("name", [pytest.param("large", marks=pytest.mark.release), "both"])
 def test_axe_finds_nothing_serious(pages: dict[str, Path], visit: Visiting, name: str, window: str) -> None:
     with visit(pages[name], **WINDOWS[window]) as visiting:
-        found = Axe().run(visiting.page)
-        assert found["passes"]
-        serious = [
-            f"{each['id']}: {node['html'][:120]}"
-            for each in found["violations"]
-            if each["impact"] in {"serious", "critical"}
-            for node in each["nodes"]
-        ]
-        assert serious == []
+        assert serious(visiting) == []
 
 
 @pytest.mark.parametrize("name", NAMES)

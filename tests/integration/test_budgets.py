@@ -148,7 +148,9 @@ def stored(tmp_path: Path) -> int:
     return int(amount)
 
 
-@pytest.mark.parametrize("kills", [5, pytest.param(50, marks=pytest.mark.release)])
+@pytest.mark.parametrize(
+    "kills", [2, pytest.param(10, marks=pytest.mark.long), pytest.param(50, marks=pytest.mark.release)]
+)
 def test_sigkill_at_random_moments(tmp_path: Path, engine: Path, kills: int) -> None:
     chance = random.Random(kills)  # noqa: S311
     limit = kills * TOKENS_PER_KILL

@@ -241,6 +241,7 @@ def test_two_slots_in_containers(start: Start, runtime: Runtime) -> None:
     assert runtime.containers() == set()
 
 
+@pytest.mark.long
 def test_killed_processes_leave_no_container(start: Start, runtime: Runtime) -> None:
     daemon = start("--children", "2")
     daemon.wait_ready(2)
@@ -284,6 +285,7 @@ def test_the_next_daemon_removes_containers_left_behind(start: Start, runtime: R
     assert len(runtime.containers()) == 2
 
 
+@pytest.mark.long
 def test_a_container_at_its_memory_limit(start: Start) -> None:
     daemon = start(options=("--memory=96m", "--memory-swap=96m"))
     daemon.wait_ready(2)

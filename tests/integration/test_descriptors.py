@@ -116,6 +116,7 @@ def test_silent_clients_do_not_block_others(
 
 
 @pytest.mark.usefixtures("few_files")
+@pytest.mark.long
 def test_many_metrics_pages_at_once(start: Callable[..., DaemonProcess]) -> None:
     daemon = limited(start, ENVIRON)
     before = files_of(daemon)

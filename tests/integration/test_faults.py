@@ -29,7 +29,9 @@ def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
     assert requests["accepted"] == requests["completed"] == load.tally.completed
 
 
-@pytest.mark.parametrize("fault", ["exit 0", "exit 3", "unhealthy"])
+@pytest.mark.parametrize(
+    "fault", ["exit 3", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("exit 0", "unhealthy"))]
+)
 def test_a_dead_instance_is_replaced(start: Start, fault: str) -> None:
     daemon = start("--token-s", "0.01", "--children", "2", more=QUICK)
     daemon.wait_ready(2)

@@ -252,6 +252,7 @@ async def haproxy_dies_and_its_ends_are_never_told(fleet: Fleet) -> None:
     eventually(all_forgotten, what="ends")
 
 
+@pytest.mark.long
 async def test_a_fleet_under_load(fleet: Fleet) -> None:
     await prompts_stay_where_they_are_cached(fleet)
     await picks_land_on_their_slots(fleet)
@@ -260,6 +261,7 @@ async def test_a_fleet_under_load(fleet: Fleet) -> None:
     await the_ingress_dies_and_comes_back(fleet)
 
 
+@pytest.mark.long
 async def test_a_fleet_beyond_its_limits(fleet: Fleet) -> None:
     await more_requests_than_places(fleet)
     await a_daemon_that_hangs_gets_nothing_new(fleet)

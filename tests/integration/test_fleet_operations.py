@@ -115,6 +115,7 @@ def test_plan_verify_and_usage_of_two_daemons(fleet: Fleet, capsys: pytest.Captu
         assert report["total"][figure] == sum(each[figure] for each in own)
 
 
+@pytest.mark.long
 def test_an_upgrade_waits_for_streams_and_compares(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +153,7 @@ def test_an_upgrade_waits_for_streams_and_compares(
         assert any(line.startswith(f"{name}: 2 of 2 ready, version ") for line in said)
 
 
+@pytest.mark.long
 def test_an_upgrade_that_breaks_the_first_host_spares_the_second(fleet: Fleet) -> None:
     """Its instances do not become ready with the new configuration."""
     config = fleet.daemons["h1"].config

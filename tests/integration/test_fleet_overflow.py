@@ -136,6 +136,7 @@ async def test_an_overloaded_host_sheds_to_its_sibling_before_an_endpoint(fleet:
     assert hosts["b"] >= 0.8 * sum(map(len, through.values())), (hosts, through)
 
 
+@pytest.mark.long
 async def test_a_fleet_without_room_uses_the_endpoint(fleet: Fleet) -> None:
     async with load(fleet.url, 10 * PLACES) as through:
         await seen(lambda: through.keys() >= {"fleet", "overflow/cloud"})

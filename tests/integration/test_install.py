@@ -163,6 +163,7 @@ def closed_to_others(folder: Path) -> list[str]:
     ]
 
 
+@pytest.mark.long
 def test_any_umask_and_any_working_folder(host: Host, tmp_path: Path) -> None:
     """All users can run it and nobody else reads the log. sudo keeps the working folder: nothing is imported from there."""
     for name in ("pip", "venv", "ensurepip", "sitecustomize", "launcher"):
@@ -235,6 +236,7 @@ def test_rollback_without_a_previous_release(host: Host) -> None:
     assert done.stderr.startswith("cannot install: there is no previous release\n  what to do: ")
 
 
+@pytest.mark.long
 def test_failed_and_killed_upgrades_change_nothing(host: Host) -> None:
     assert host.install("1.0").returncode == 0
     before = tree(host.top)
@@ -281,6 +283,7 @@ def tree(top: Path) -> dict[str, str]:
     }  # fmt: skip
 
 
+@pytest.mark.long
 def test_old_releases_are_removed_when_unused(host: Host) -> None:
     for version in ("1.0", "2.0"):
         assert host.install(version, "--keep", "1").returncode == 0

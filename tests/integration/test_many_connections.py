@@ -104,6 +104,7 @@ async def answers_s(session: aiohttp.ClientSession, daemon: psutil.Process) -> t
     return (sum(daemon.cpu_times()[:2]) - before) / ANSWERS, statistics.median(took)
 
 
+@pytest.mark.long
 def test_10_000_idle_connections(low_limit: Callable[[], None], start: Callable[..., DaemonProcess]) -> None:
     daemon = start(instances=1, environ=PATIENT)
     daemon.wait_ready(1)

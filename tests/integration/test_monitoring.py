@@ -111,6 +111,7 @@ def prometheus(endpoint: Endpoint, tmp_path: Path) -> Iterator[Prometheus]:
         yield found
 
 
+@pytest.mark.long
 def test_silent_in_health_and_alerts_by_faults(
     endpoint: Endpoint, prometheus: Prometheus, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ async def load(url: str, chance: random.Random, *, until_refused: bool) -> None:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.release)])
+@pytest.mark.long
 def test_sigkill_under_load_holds_the_cap(
     start: Start, cloud: CloudProcess, tmp_path: Path, kills: int
 ) -> None:

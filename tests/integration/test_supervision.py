@@ -51,7 +51,7 @@ def said(daemon: DaemonProcess, *words: str) -> list[str]:
     return [line for line in daemon.log.read_text().splitlines() if all(word in line for word in words)]
 
 
-@pytest.mark.parametrize("fault", ["unhealthy", "hang"])
+@pytest.mark.parametrize("fault", ["unhealthy", pytest.param("hang", marks=pytest.mark.long)])
 def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, fault: str) -> None:
     daemon = start(more=QUICK + "\nstall_timeout_s = 2\ncanary_interval_s = 1")
     daemon.wait_ready(2)
@@ -94,7 +94,7 @@ def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
         return int(answer.status)
 
 
-@pytest.mark.parametrize("max_num_seqs", [64, 2])
+@pytest.mark.parametrize("max_num_seqs", [64, pytest.param(2, marks=pytest.mark.long)])
 def test_false_health_is_detected_without_streams(start: Start, max_num_seqs: int) -> None:
     """The engine has no counters and reports health; with two sequences it is full. Every request is answered."""
     daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=max_num_seqs)
@@ -108,6 +108,7 @@ def test_false_health_is_detected_without_streams(start: Start, max_num_seqs: in
     assert daemon.slot(1)["generation"] == 1
 
 
+@pytest.mark.long
 def test_a_stopped_engine_is_detected_without_streams(start: Start) -> None:
     """The engine has no counters and its health path hangs. The other instance answers its requests."""
     daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)

@@ -108,6 +108,7 @@ def test_json_is_alone_on_standard_output_and_complete(uninterrupted: dict[str, 
 @pytest.mark.parametrize(
     "kills", [pytest.param(4, id="4"), pytest.param(10, id="10", marks=pytest.mark.release)]
 )
+@pytest.mark.long
 def test_kills_change_no_verdict_and_nothing_is_measured_twice(
     tmp_path: Path, uninterrupted: dict[str, Any], kills: int
 ) -> None:
@@ -158,7 +159,13 @@ def _processes_of(log: Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("name", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "name",
+    [
+        signal.SIGINT,
+        *(pytest.param(each, marks=pytest.mark.long) for each in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
 def test_a_signal_prints_what_is_known_and_the_run_can_be_resumed(
     tmp_path: Path, uninterrupted: dict[str, Any], name: signal.Signals
 ) -> None:
@@ -185,6 +192,7 @@ def test_a_finished_run_is_resumed_without_a_measurement(finished: Finished) -> 
     assert finished.tune.calls("begin") == calls
 
 
+@pytest.mark.long
 def test_a_resume_with_other_values_says_which(finished: Finished) -> None:
     tune = finished.tune
     for words, what in (
@@ -292,6 +300,7 @@ def test_a_machine_with_one_layout_is_refused(tmp_path: Path) -> None:
     assert "there is no layout beside the default" in done.stderr
 
 
+@pytest.mark.long
 def test_a_layout_that_the_daemon_cannot_start_is_taken_back(tmp_path: Path) -> None:
     """The daemon keeps its old layout, and so does the file."""
     engine = json.dumps([

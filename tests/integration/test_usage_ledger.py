@@ -76,6 +76,7 @@ def killed(path: Path, first: int, batch_s: float, after_s: float) -> float:
 @pytest.mark.parametrize(
     "kills", [pytest.param(5, id="5"), pytest.param(50, id="50", marks=pytest.mark.release)]
 )
+@pytest.mark.long
 def test_sigkill_at_random_moments(tmp_path: Path, kills: int, record_property: Callable[..., None]) -> None:
     """Each next writer goes on with the file. Every second one commits 50 times a second, so that kills hit commits."""
     chance, path = random.Random(kills), tmp_path / "usage.db"  # noqa: S311

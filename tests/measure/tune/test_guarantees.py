@@ -15,7 +15,9 @@ from measure.tune.planted import PlantedMachine, searched
 from launcher.measure.tune.model import Settings
 
 SEEDS = int(os.environ.get("GUARANTEE_SEEDS", "200"))
-FEW_SEEDS = 50
+FEW_SEEDS = 12
+FEW_SLACK = 0.15
+"""By how much shares of so few searches may miss what is promised: the gate sees a search that has become much worse."""
 
 
 class Outcome(NamedTuple):
@@ -69,9 +71,13 @@ def report(name: str, text: str) -> None:
     print(f"\n{name}: {text}", end="")
 
 
-@pytest.mark.parametrize("seeds", [FEW_SEEDS, pytest.param(SEEDS, marks=pytest.mark.release)])
+@pytest.mark.parametrize(
+    "seeds",
+    [FEW_SEEDS, pytest.param(50, marks=pytest.mark.long), pytest.param(SEEDS, marks=pytest.mark.release)],
+)
 def test_the_promises_hold(seeds: int) -> None:
     """One test: each promise is about the same searches."""
+    slack = FEW_SLACK if seeds == FEW_SEEDS else 0.0
     usual, equal = outcomes(seeds), outcomes(seeds, flat=True)
     different = {
         "as it is": usual,
@@ -81,11 +87,11 @@ def test_the_promises_hold(seeds: int) -> None:
     for name, searches in different.items():
         found = [each.loss <= 0.02 for each in searches]
         report(f"within 2 % of the best, {name}", share(found))
-        assert np.mean(found) >= 0.95
+        assert np.mean(found) >= 0.95 - slack
 
     found = [each.different for each in equal]
     report("difference claimed where all are equal", share(found))
-    assert np.mean(found) <= 0.05
+    assert np.mean(found) <= 0.05 + slack
 
     visits = [each.visits for kind in (usual, different["refined"], equal) for each in kind]
     report("visits, of five each", f"mean {np.mean(visits):.2f}, most {max(visits):.2f}")
@@ -94,4 +100,4 @@ def test_the_promises_hold(seeds: int) -> None:
     searches = [each for kind in (*different.values(), equal) for each in kind]
     found = [each.covered for each in searches if each.covered is not None]
     report("intervals that cover the true ratio, all searches", share(found))
-    assert 0.93 <= np.mean(found) <= 0.97
+    assert 0.93 - slack <= np.mean(found) <= 0.97 + slack

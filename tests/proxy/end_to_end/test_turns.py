@@ -70,8 +70,13 @@ def run(tmp_path: Path, flood: Callable[[Address], object], answer: bytes = b"")
 
 @pytest.mark.parametrize(
     ("request_", "status"),
-    [(HEALTH, b"200"), (UNKNOWN, b"404"), (b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200")],
-    ids=["pages", "chunked bodies", "metrics"],
+    [
+        pytest.param(HEALTH, b"200", id="pages"),
+        pytest.param(UNKNOWN, b"404", id="chunked bodies", marks=pytest.mark.budget),
+        pytest.param(
+            b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n", b"200", id="metrics", marks=pytest.mark.budget
+        ),
+    ],
 )
 def test_pipelined_requests(tmp_path: Path, request_: bytes, status: bytes) -> None:
     """One read holds up to 256 KiB of them."""
@@ -97,8 +102,8 @@ FIRST = event(b'"role":"assistant","content":""') + event(b'"content":"w"')
 
 
 def kinds_and_sizes() -> list[Any]:
-    """The gate has each kind once, and each size."""
-    gated = {*product(EVENTS, (None,)), ("usual", 3), ("comments", 60_000)}
+    """The gate has usual events in each size, and those that are looked at most closely."""
+    gated = {*product(("usual", "of errors", "with usage"), (None,)), ("usual", 3), ("comments", 60_000)}
     return [
         pytest.param(*case, marks=() if case in gated else pytest.mark.budget)
         for case in product(EVENTS, (None, 3, 60_000))
@@ -125,7 +130,12 @@ def test_events_of_an_instance_that_come_at_once(tmp_path: Path, kind: str, size
     "framing", [b"Connection: close", b"Content-Length: %d"], ids=["until close", "length"]
 )
 @pytest.mark.parametrize(
-    "one", [b": x\n\n", b"\n\n", event(b'"content":"w"')], ids=["comments", "blank lines", "usual"]
+    "one",
+    [
+        pytest.param(b": x\n\n", id="comments"),
+        pytest.param(b"\n\n", id="blank lines", marks=pytest.mark.budget),
+        pytest.param(event(b'"content":"w"'), id="usual"),
+    ],
 )
 def test_events_of_an_instance_without_chunks(tmp_path: Path, one: bytes, framing: bytes) -> None:
     stream = FIRST + one * ((256 << 10) // len(one)) + DONE
