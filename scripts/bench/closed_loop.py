@@ -7,6 +7,7 @@ import contextlib
 import json
 import random
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,12 +32,18 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Closed loop: `clients` requests in flight, each of `prompt` tokens that no other has, and `output` tokens."""
+    """Closed loop: `clients` requests in flight. Each is a turn of a conversation of its client: the tokens that all
+    conversations begin with, the turns before it, and a question; lengths are in tokens."""
 
     clients: int
     seconds: float
-    prompt: int
+    question: int
     output: int
+    turns: int = 1
+    system: int = 0
+    """Shared by all conversations; 0: no prompt has anything in common with another."""
+    answer: int = 0
+    """What stands for the answer in the turns after it."""
 
 
 @dataclass(slots=True)
@@ -105,6 +112,7 @@ class ClosedLoop:
     def __init__(self, session: aiohttp.ClientSession, served: Served, cell: Cell, load: Load) -> None:
         self._session, self._served, self._cell, self._load = session, served, cell, load
         self._chance = random.Random()  # noqa: S311  each run asks what no prefix cache has
+        self._system = self._tokens(load.system)
         self._streams: list[Stream] = []
         self._from_s = self._until_s = 0.0
 
@@ -127,14 +135,28 @@ class ClosedLoop:
             task.cancel()
         await asyncio.wait(clients)
 
+    def _tokens(self, count: int) -> list[int]:
+        return [self._chance.randrange(8, self._served.vocabulary) for _ in range(count)]
+
+    def _prompts(self) -> Iterator[list[int]]:
+        """Of one client, one conversation after the other."""
+        while True:
+            history = [*self._system]
+            for _ in range(self._load.turns):
+                history += self._tokens(self._load.question)
+                yield [*history]
+                history += self._tokens(self._load.answer)
+
     async def _client(self) -> None:
         output = self._chance.randint(1, self._load.output)
-        while time.perf_counter() < self._until_s:
+        for prompt in self._prompts():
             now = time.perf_counter()
+            if now >= self._until_s:
+                return
             stream = Stream(output, now, now)
             self._streams.append(stream)
             try:
-                await self._request(stream)
+                await self._request(stream, prompt)
                 self._cell.completed += 1
             except (OSError, aiohttp.ClientError, TimeoutError, ValueError, FailedError) as error:
                 self._cell.failures.append(f"{type(error).__name__}: {error}"[:300])
@@ -143,10 +165,10 @@ class ClosedLoop:
                 stream.first.set()
             output = self._load.output
 
-    async def _request(self, stream: Stream) -> None:
+    async def _request(self, stream: Stream, prompt: list[int]) -> None:
         body = {
             "model": self._served.model,
-            "prompt": [self._chance.randrange(8, self._served.vocabulary) for _ in range(self._load.prompt)],
+            "prompt": prompt,
             "max_tokens": stream.output,
             "ignore_eos": True,
             "temperature": 0,
@@ -169,9 +191,11 @@ class ClosedLoop:
         now, cell = time.perf_counter(), self._cell
         if "error" in event:
             raise FailedError(f"error event: {str(event['error'])[:200]}")
-        # One token an event, and what an engine that fell behind put together with the usage that ends the stream.
-        usage = event.get("usage")
-        tokens = int(usage["completion_tokens"]) - stream.seen if usage else int(bool(event.get("choices")))
+        # One token an event, and what an engine that fell behind put together with the usage that ends the stream. Some end
+        # the choice with an event of its own, which is no token.
+        usage, choices = event.get("usage"), event.get("choices")
+        is_token = bool(choices) and bool(choices[0].get("text") or choices[0].get("finish_reason") is None)
+        tokens = int(usage["completion_tokens"]) - stream.seen if usage else int(is_token)
         if tokens <= 0:
             return
         if not stream.seen:

@@ -28,6 +28,8 @@ from bench.points import quantile
 from bench.processes import FailedError
 from bench.random_model import SHAPES, TYPES, write_folder, write_gguf
 from launcher.base.errors import LauncherError
+from launcher.measure.bench.workloads import DEFAULT as DEFAULT_WORKLOAD
+from launcher.measure.bench.workloads import all_workloads, named
 
 CACHE: Final = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "numa-launcher" / "bench-models"
@@ -102,7 +104,8 @@ class Run:
         server = Server(name, self.args, self.folder / name)
         try:
             took = await server.start()
-            await self.cell(server, -1, max(self.args.concurrency), self.args.warm_up)
+            if self.args.warm_up:
+                await self.cell(server, -1, max(self.args.concurrency), self.args.warm_up)
             made = {"server": name, "round": number, "ready_s": took, "memory_bytes": server.memory_bytes()}
             self.starts.setdefault(name, []).append(made)
             self.say("start", made)
@@ -123,7 +126,7 @@ class Run:
         """One load on one server."""
         args = self.args
         made = Cell(server.name, number, clients)
-        load = Load(clients, seconds, args.input, args.output)
+        load = args.load(clients, seconds)
         served = Served(server.url, server.model, args.vocabulary)
         timeout = aiohttp.ClientTimeout(total=None)
         # Some servers close a connection right after an answer, and a request that is sent then has no answer.
@@ -200,6 +203,7 @@ def run(argv: list[str]) -> int:
     """Measure as the command line says."""
     args = _parser().parse_args(argv)
     try:
+        args.load = _load_of(args)
         args.servers = list(_servers_here(args))
         _find_model(args)
     except LauncherError as error:
@@ -207,6 +211,26 @@ def run(argv: list[str]) -> int:
         return 2
     with tempfile.TemporaryDirectory() as top, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(Run(args, args.folder or Path(top)).run())
+
+
+def _load_of(args: argparse.Namespace) -> Callable[[int, float], Load]:
+    """The load of --workload, by clients and seconds; sets the length of contexts that it needs."""
+    asked = named(args.workload)
+    shape = {
+        "question": args.input or asked.input_tokens or asked.question_words,
+        "output": args.output or asked.output_tokens or 0,
+        "turns": asked.turns or 1,
+        "system": asked.system_words,
+        "answer": asked.answer_words,
+    }
+    longest = (
+        shape["system"]
+        + shape["turns"] * (shape["question"] + shape["answer"])
+        - shape["answer"]
+        + shape["output"]
+    )
+    args.max_model_len = args.max_model_len or max(512, longest)
+    return lambda clients, seconds: Load(clients, seconds, **shape)
 
 
 def _servers_here(args: argparse.Namespace) -> Iterator[str]:
@@ -281,7 +305,7 @@ def _parser() -> argparse.ArgumentParser:
         help="of each load; half as much more from 16 clients on, twice from 64",
     )
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS")
+    parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: none (5)")
     parser.add_argument("--until", type=float, default=1e9, metavar="SECONDS", help="end the run by then")
     parser.add_argument(
         "--kill",
@@ -290,8 +314,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="load under which an engine is killed; 0: none",
     )
-    parser.add_argument("--input", type=int, default=128, metavar="TOKENS")
-    parser.add_argument("--output", type=int, default=128, metavar="TOKENS")
+    parser.add_argument(
+        "--workload",
+        choices=[name for name, its in all_workloads().items() if its.api != "embeddings"],
+        default=DEFAULT_WORKLOAD,
+        help=f"of numa-launcher bench: lengths and turns; words are tokens here ({DEFAULT_WORKLOAD})",
+    )
+    parser.add_argument("--input", type=int, metavar="TOKENS", help="instead of the workload's, of each turn")
+    parser.add_argument("--output", type=int, metavar="TOKENS", help="instead of the workload's")
     parser.add_argument("--strategy", default="interleaved", help="layout.strategy (default interleaved)")
     parser.add_argument(
         "--set",
@@ -306,7 +336,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--max-num-seqs", type=int, default=64, help="requests at once, of all engines together"
     )
-    parser.add_argument("--max-model-len", type=int, default=512)
+    parser.add_argument("--max-model-len", type=int, help="(512, or what the workload needs)")
     parser.add_argument("--dtype", default="bfloat16", help="of vLLM and PACE")
     parser.add_argument("--vllm", default=str(Path(sys.executable).with_name("vllm")), help="vLLM's command")
     parser.add_argument("--llama-server", default="llama-server", help="llama.cpp's server")

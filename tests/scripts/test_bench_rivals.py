@@ -26,6 +26,8 @@ async def models(_):
 
 async def complete(request):
     body = await request.json()
+    with open(sys.argv[0] + ".prompts", "a") as out:
+        print(json.dumps(body["prompt"]), file=out)
     count = body.get("max_tokens", 16)
     if not body.get("stream"):
         usage = {{"prompt_tokens": 1, "completion_tokens": count, "total_tokens": count + 1}}
@@ -116,6 +118,27 @@ def test_a_short_run(tmp_path: Path) -> None:
     assert kills["vllm"]["failed"] > 0
     assert kills["ours-vllm-1"]["whole_after_s"] > 0
     assert "| output tokens/s | 1 at once | 4 at once |" in done.stdout
+
+
+@pytest.mark.long
+def test_conversations(tmp_path: Path) -> None:
+    """Of the workload `chat`: four turns behind one shared beginning, each with those before it."""
+    engine = tmp_path / "engine"
+    engine.write_text(STAND_IN.format(python=sys.executable))
+    engine.chmod(0o755)
+    done = run(
+        tmp_path, "--llama-server", str(engine), "--shape", "tiny", "--servers", "llama", "--workload", "chat", "--rounds",
+        "1", "--concurrency", "1", "--seconds", "3", "--warm-up", "0", "--kill", "0", "--output", "8",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    prompts: list[list[int]] = [
+        json.loads(line) for line in Path(f"{engine}.prompts").read_text().splitlines()
+    ]
+    lengths = [300 + turn * 40 + (turn - 1) * 120 for turn in (1, 2, 3, 4)]
+    assert [len(prompt) for prompt in prompts[:8]] == lengths * 2
+    assert {tuple(prompt[:300]) for prompt in prompts} == {tuple(prompts[0][:300])}
+    assert prompts[3][: lengths[2]] == prompts[2]
+    assert prompts[4][300:] != prompts[0][300:]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -65,7 +65,8 @@ class Daemon:
         return Member(host=self.name, address=f"127.0.0.1:{self.port}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError, EOFError):
+        # Cancelled at the end of a test, too: a connection left open is a warning of uvloop's.
+        with closing(writer), suppress(OSError, EOFError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 fields: dict[str, list[str]] = {}
@@ -80,7 +81,6 @@ class Daemon:
                 else:
                     answer = f"from {self.name}".encode()
                     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(answer), answer))
-        writer.close()
 
 
 @dataclass
