@@ -17,6 +17,7 @@ import numpy as np
 
 from launcher.engines.llama_cpp import tiny_gguf
 from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, Tensor, byte_characters, float32
+from launcher.engines.tiny_model import bfloat16
 
 Array = np.ndarray[Any, Any]
 CONTEXT: Final = 4096
@@ -143,12 +144,6 @@ def vocabulary(shape: Shape) -> list[str]:
     """Two special tokens, the 256 bytes as GPT-2 writes them, and words."""
     words = ["<|begin|>", "<|end|>", *byte_characters()]
     return words + [f"w{n}" for n in range(shape.vocabulary - len(words))]
-
-
-def bfloat16(values: Array) -> Array:
-    """Rounded to the nearest, as 16 bits each."""
-    bits = values.view(np.uint32)
-    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
 
 
 # --- As one GGUF file. ---

@@ -20,9 +20,17 @@ from typing import Any, BinaryIO, Final
 
 import numpy as np
 
-from launcher.engines.tiny_model import CONTEXT, HEAD_SCALE, HEADS, HIDDEN, SPECIAL, TEMPLATE
-
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+from launcher.engines.tiny_model import (
+    CONTEXT,
+    HEAD_SCALE,
+    HEADS,
+    HIDDEN,
+    INNER,
+    LAYERS,
+    SPECIAL,
+    TEMPLATE,
+    Weights,
+)
 
 # GGUF (ggml/docs/gguf.md), version 3: types of values, alignment of tensors.
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
@@ -33,8 +41,6 @@ NORMAL, CONTROL = 1, 3
 # Changed when the model changes; a file of another recipe is replaced.
 _RECIPES: Final = "numa-launcher tiny model, GGUF recipe"
 RECIPE: Final = f"{_RECIPES} 1"
-INNER: Final = 512
-LAYERS: Final = 2
 WORDS: Final = (
     "a", "and", "answers", "are", "at", "balance", "bandwidth", "between", "binds", "by", "cache", "channels", "chip",
     "chips", "core", "cores", "each", "every", "fast", "from", "hello", "in", "instance", "instances", "is", "its",

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from launcher.engines.llama_cpp.tiny_gguf import LAYERS, float32, main, vocabulary, write_gguf
-from launcher.engines.tiny_model import CONTEXT, SPECIAL
+from launcher.engines.llama_cpp.tiny_gguf import float32, main, vocabulary, write_gguf
+from launcher.engines.tiny_model import CONTEXT, LAYERS, SPECIAL
 from launcher.models.gguf import read_gguf
 from launcher.models.gguf_model import read_gguf_profile
 
