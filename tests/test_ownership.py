@@ -9,7 +9,7 @@ import pytest
 from support.source_tree import Classes, assignments, functions, trees
 
 # Assigned from another module today. This list only shrinks: pass the value to the constructor, or give the class a
-# method. Records (dataclasses, and classes without methods) are exempt: their owner changes them.
+# method. Records (Structs, dataclasses, and classes without methods) are exempt: their owner changes them.
 ASSIGNED_FROM_OUTSIDE: set[str] = set()
 
 # Handlers of `Exception` in the request path, by module: the executor's guard, and that of predictions, without which

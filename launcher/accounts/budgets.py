@@ -15,11 +15,12 @@ from __future__ import annotations
 import datetime as dt
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 from typing import Final, NamedTuple, Protocol
 from zoneinfo import ZoneInfo
+
+from msgspec import Struct
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.report_values import iso
@@ -107,8 +108,7 @@ class Past(NamedTuple):
     """What was read of it is damaged."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BudgetState:
+class BudgetState(Struct, frozen=True, kw_only=True):
     """One key's budget, as `key list` and the control socket show it. Amounts in money are decimal texts."""
 
     key: str
@@ -141,8 +141,7 @@ class Refusal(NamedTuple):
     wait_s: float  # until it may be admitted; of UNKNOWN a guess
 
 
-@dataclass(slots=True)
-class Account:
+class Account(Struct):
     """The budget of one key's name in its current period."""
 
     name: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 import datetime as dt
 import sqlite3
 from collections import deque
-from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any, Final, NamedTuple
 from zoneinfo import ZoneInfo
 
 import msgspec
+from msgspec import Struct
 
 from launcher.accounts.references import (
     Comparison,
@@ -379,8 +379,7 @@ def spent(path: Path, cost: Cost, since: str, now: float) -> CostReport:
 # --- Live figures of cost: what the machine has cost since the daemon's start, and what tokens cost in the last hour.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CostNow:
+class CostNow(Struct, frozen=True, kw_only=True):
     """Costs in the currency's unit."""
 
     currency: str

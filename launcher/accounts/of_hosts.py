@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from typing import Any, Final
+
+from msgspec.structs import fields
 
 from launcher.accounts.report_values import UsageRow
 from launcher.base.errors import LauncherError
@@ -16,10 +17,8 @@ Report = dict[str, Any]
 _MONEY: Final = ("charged", "overflow_cost")
 _METERED: Final = ("ready_s", "busy_s")
 # Percentiles of several hosts do not follow from those of each.
-_QUANTILES: Final = tuple(
-    field.name for field in dataclasses.fields(UsageRow) if "_p" in field.name and field.name.endswith("_s")
-)
-_SUMMED: Final = tuple(field.name for field in dataclasses.fields(UsageRow) if field.type == "int")
+_QUANTILES: Final = tuple(name for name in UsageRow.__struct_fields__ if "_p" in name and name.endswith("_s"))
+_SUMMED: Final = tuple(field.name for field in fields(UsageRow) if field.type is int)
 
 
 def summed(reports: Mapping[str, Report], by: str | None, missing: Mapping[str, str]) -> Report:

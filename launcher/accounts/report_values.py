@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import quoted
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRow:
+class UsageRow(Struct, frozen=True, kw_only=True):
     """Requests that ended, of one key, model, instance, overflow endpoint, day or hour. Latencies are within 5 %."""
 
     name: str
@@ -70,8 +70,7 @@ class UsageRow:
     """`busy_s` ÷ `ready_s`; null without an instance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageReport:
+class UsageReport(Struct, frozen=True, kw_only=True):
     """`GET /v1/usage`. Times are Unix seconds."""
 
     since: int
@@ -99,8 +98,7 @@ class UsageReport:
     """All requests of the report."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageToday:
+class UsageToday(Struct, frozen=True, kw_only=True):
     """Requests that ended since the last midnight in [usage] zone."""
 
     since: int
@@ -113,8 +111,7 @@ class UsageToday:
     """Generated tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRequest:
+class UsageRequest(Struct, frozen=True, kw_only=True):
     """One request. Texts are empty where there is none."""
 
     time: float
@@ -163,8 +160,7 @@ class UsageRequest:
     """Amount at [cost.price], or at the prices of the overflow endpoint."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UsageRequests:
+class UsageRequests(Struct, frozen=True, kw_only=True):
     """`GET /v1/usage/requests`. Times are Unix seconds."""
 
     since: float
@@ -279,8 +275,7 @@ BY: Final = ("key", "model", "instance", "overflow", "day", "hour")
 _DIMENSION: Final = {"key": "key", "model": "model", "instance": "slot", "overflow": "overflow"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class Question(Struct, frozen=True, kw_only=True):
     """What a report is asked for. `since` and `until` as a person writes them (launcher.accounts.report_values)."""
 
     since: str = "30d"

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class UnixAddress:
+class UnixAddress(Struct, frozen=True):
     """An instance that listens on a UNIX socket."""
 
     path: str
@@ -15,8 +14,7 @@ class UnixAddress:
         return f"unix:{self.path}"
 
 
-@dataclass(frozen=True, slots=True)
-class TcpAddress:
+class TcpAddress(Struct, frozen=True):
     """An instance that listens on a loopback port."""
 
     host: str

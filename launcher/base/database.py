@@ -16,11 +16,12 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError, reason
 
@@ -62,8 +63,7 @@ class NoDataError(LauncherError):
     """There is no file, or nothing was written into it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tables:
+class Tables(Struct, frozen=True):
     """The tables of one owner."""
 
     steps: tuple[str, ...]
@@ -91,8 +91,7 @@ class MirroredTable(Protocol):
         """Within a transaction. Where that fails, the file must be opened again. Raises sqlite3.Error."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileKind:
+class FileKind(Struct, frozen=True):
     """The tables of files of one kind, and their names in messages."""
 
     noun: str

@@ -17,10 +17,11 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 import launcher
 from launcher.base.errors import LauncherError, reason
@@ -133,15 +134,13 @@ SYSTEMD_RUNS: Final = Path("/run/systemd/system")
 _DISTRIBUTIONS: Final = ("aiohttp", "dbus-fast", "msgspec", "numpy", "psutil", "systemd-python", "uvloop")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     name: str
     what: str
     data: bytes
 
 
-@dataclass(slots=True)
-class Bundle:
+class Bundle(Struct):
     parts: list[Part] = field(default_factory=list)
     missing: list[tuple[str, str]] = field(default_factory=list)
     """(part, why)"""

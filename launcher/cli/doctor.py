@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import json
 import os
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print every check and the performance tier. Exit code 1 when a check fails."""
+    from msgspec.structs import replace  # noqa: PLC0415  heavy
+
     from launcher.base.redaction import Redactor  # noqa: PLC0415  heavy
     from launcher.config.loading import load_config  # noqa: PLC0415  heavy
     from launcher.config.schema import Engine  # noqa: PLC0415  heavy

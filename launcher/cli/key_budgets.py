@@ -6,8 +6,9 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import asdict
 
 from launcher.base.errors import LauncherError
 from launcher.base.money import EXAMPLES, STALE_S, parse_budget

@@ -101,7 +101,7 @@ class Watcher:
             self._look_at_machine()
 
     def _look_at_machine(self) -> None:
-        from dataclasses import replace  # noqa: PLC0415
+        from msgspec.structs import replace  # noqa: PLC0415  heavy
 
         from launcher.base.cpuset import CpuSet  # noqa: PLC0415  heavy
         from launcher.machine import sysfs  # noqa: PLC0415  heavy

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
+from msgspec import Struct
 from rich.style import Style
 from rich.text import Text
 
@@ -30,8 +30,7 @@ _WORDS: Final = 6
 _INDENT: Final = "  "
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(Struct, frozen=True):
     status: dict[str, Any]
     now: float
     topology: Topology | None = None

@@ -7,12 +7,12 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, RefusedError
@@ -64,8 +64,7 @@ _NEW_RUN: Final = "begin a new run without --resume"
 _NO_MODEL: Final[dict[str, Any]] = {"models": [{"name": "MODEL", "path": "MODEL"}]}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class Prepared(Struct, frozen=True, kw_only=True):
     config: Config
     default: Deployment
     """As configured."""

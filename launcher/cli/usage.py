@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import dataclasses
 import json
 import os
 import shutil
@@ -15,6 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode
 from zoneinfo import ZoneInfo
+
+from msgspec.structs import asdict
 
 from launcher.accounts.report_values import BY, WANTED, Question, UsageRequest, UsageRow, parse_time
 from launcher.base.errors import LauncherError
@@ -177,7 +178,7 @@ def _question(args: argparse.Namespace) -> Question:
 
 def given_of(question: Question) -> dict[str, str]:
     """The options of GET /v1/usage."""
-    return {name: value for name, value in dataclasses.asdict(question).items() if value is not None}
+    return {name: value for name, value in asdict(question).items() if value is not None}
 
 
 def _from_daemon(args: argparse.Namespace, question: Question) -> dict[str, Any]:
@@ -227,7 +228,7 @@ def _rows(report: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _print_csv(rows: Iterable[dict[str, Any]], kind: type[UsageRow | UsageRequest]) -> None:
-    names = [field.name for field in dataclasses.fields(kind)]
+    names = kind.__struct_fields__
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(names)
     writer.writerows([_cell(row[name]) for name in names] for row in rows)

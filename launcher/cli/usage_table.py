@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from launcher.accounts.report_values import iso, zone_of
 from launcher.base.money import picos, to_text
@@ -21,8 +22,7 @@ _HEADS: Final = {"instance": "SLOT", "overflow": "ENDPOINT"}
 _NAMELESS: Final = {"key": "(no key)", "model": "(none)", "instance": "(none)", "overflow": "(local)"}
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     head: str
     cell: Callable[[Row], str]
     right: bool = True

@@ -10,8 +10,9 @@ import socket
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Final, cast
+
+from msgspec import Struct
 
 from launcher.base.background import InTurns
 from launcher.base.errors import LauncherError
@@ -24,8 +25,7 @@ SO_PEERGROUPS: Final = 59
 _GROUPS_BYTES: Final = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Peer:
+class Peer(Struct, frozen=True):
     """A process, when it connected."""
 
     pid: int
@@ -84,8 +84,7 @@ def may_use(peer: Peer, owner: int, group: int) -> bool:
     return peer.uid in {0, owner} or peer.gid == group or group in peer.groups
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
+class Bound(Struct, frozen=True):
     """How much users may hold who may change nothing: one of them, and all together. Root and operators have no bound."""
 
     of_user: int

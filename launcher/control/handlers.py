@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import BusyError, LauncherError, NotFoundError
 from launcher.base.redaction import Redactor
@@ -100,8 +101,7 @@ class Operations(Protocol):
 # --- A change that a peer of the control socket asked for, as the audit trail records it. ---
 
 
-@dataclass(frozen=True, slots=True)
-class ControlAction:
+class ControlAction(Struct, frozen=True):
     """Texts are those of the peer, masked, and of any length."""
 
     verb: str
@@ -220,8 +220,7 @@ def deadline(request: web.Request) -> float | None:
     return seconds
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     """The user of a request."""
 
     uid: int

@@ -8,10 +8,11 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
+
+from msgspec.structs import replace
 
 import launcher
 from launcher.accounts.audit import AuditTrail

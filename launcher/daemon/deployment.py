@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.accounts.report_values import zone_of
 from launcher.base.cpuset import CpuSet
@@ -39,8 +40,7 @@ if TYPE_CHECKING:
     from launcher.plan.comparison import Column
 
 
-@dataclass(frozen=True, slots=True)
-class Deployment:
+class Deployment(Struct, frozen=True):
     """What is decided before the first process starts."""
 
     config: Config
@@ -96,8 +96,7 @@ def run_dir(config: Config) -> Path:
     return Path(config.control.socket).absolute().with_suffix(".instances")
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(Struct, frozen=True):
     """What plans are made from, read once for many layouts."""
 
     topology: Topology

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.background import Failures, attempt
 from launcher.base.cpuset import CpuSet
@@ -27,8 +29,7 @@ _MEMORY_BLOCK: Final = 2 * GIB
 _EVERY_CPU: Final = CpuSet(range(8192))
 
 
-@dataclass(frozen=True, slots=True)
-class MachineView:
+class MachineView(Struct, frozen=True):
     topology: Topology
     """With the affinity of the planned one."""
     cpuset: CpuSet

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.background import Failures, attempt
 from launcher.daemon.deployment import Deployment
@@ -28,8 +29,7 @@ MAX_MISPLACED: Final = 16
 _DIGITS: Final = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeUse:
+class NodeUse(Struct, frozen=True, kw_only=True):
     """Memory of one NUMA node. `total_bytes` is the sum of all others."""
 
     node: int
@@ -48,8 +48,7 @@ class NodeUse:
     """The rest: other memory of instances, other processes, page cache in use, the kernel."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Misplaced:
+class Misplaced(Struct, frozen=True, kw_only=True):
     """A thread of an instance that may run outside its slot's CPUs."""
 
     thread: int
@@ -62,8 +61,7 @@ class Misplaced:
     """The slot's CPUs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotPlaces:
+class SlotPlaces(Struct, frozen=True, kw_only=True):
     """Where the instance of one slot is."""
 
     slot: int
@@ -78,8 +76,7 @@ class SlotPlaces:
     """Number of all of them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disk:
+class Disk(Struct, frozen=True, kw_only=True):
     """A file system that the daemon writes to."""
 
     path: str
@@ -90,8 +87,7 @@ class Disk:
     """Its size."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MachineStatus:
+class MachineStatus(Struct, frozen=True, kw_only=True):
     """``GET /v1/machine``: the load of the machine now."""
 
     time: float
@@ -108,8 +104,7 @@ class MachineStatus:
     """The file systems of ledger with history, and audit trail."""
 
 
-@dataclass(frozen=True, slots=True)
-class Resident:
+class Resident(Struct, frozen=True):
     """What is known of one slot's instance."""
 
     placement: Placement

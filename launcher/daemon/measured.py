@@ -7,11 +7,12 @@ import datetime as dt
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 import launcher
 from launcher.base.errors import LauncherError
@@ -139,8 +140,7 @@ MAX_RESULTS: Final = 20
 MAX_BYTES: Final = 8 * 1024**2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measurement:
+class Measurement(Struct, frozen=True, kw_only=True):
     """One stored result."""
 
     kind: str

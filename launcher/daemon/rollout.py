@@ -8,11 +8,12 @@ import logging
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError, RefusedError
 from launcher.base.redaction import masked_arguments
@@ -51,15 +52,13 @@ class Step(StrEnum):
     NOTHING = "nothing"
 
 
-@dataclass(frozen=True, slots=True)
-class SlotChange:
+class SlotChange(Struct, frozen=True):
     slot: int
     step: Step
     reasons: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     slots: tuple[SlotChange, ...]
     live: tuple[str, ...]
     """Keys that apply at once, without a restart."""
@@ -206,8 +205,7 @@ class Stage(StrEnum):
     """The old deployment could not be restored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     stage: Stage
     changes: Changes
     done: tuple[str, ...] = ()
@@ -312,7 +310,7 @@ class Rollout:
         self._note(doing="", stage=Stage.STUCK if failed else Stage.ROLLED_BACK)
 
     def _note(self, **changes: object) -> None:
-        self.progress = replace(self.progress, **changes)  # type: ignore[arg-type]
+        self.progress = replace(self.progress, **changes)
 
     def _reconfigure(self, deployment: Deployment, changes: Sequence[SlotChange]) -> None:
         limits, probing = self._settings(deployment)

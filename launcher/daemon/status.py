@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 import launcher
 from launcher.accounts.cost import CostNow
@@ -27,8 +28,7 @@ from launcher.telemetry.machine_metrics import Values
 from launcher.telemetry.quantiles import Quantiles
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Zentorch:
+class Zentorch(Struct, frozen=True, kw_only=True):
     """ZenTorch of an instance."""
 
     found: str | None
@@ -37,8 +37,7 @@ class Zentorch:
     """Whether this instance uses it; null: unknown."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resident:
+class Resident(Struct, frozen=True, kw_only=True):
     """Anonymous memory of an instance's processes (weights, KV cache, heap), when its placement was last verified."""
 
     total_bytes: int
@@ -49,8 +48,7 @@ class Resident:
     """`on_node_bytes` ÷ `total_bytes`; null if memory is not bound."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotStatus:
+class SlotStatus(Struct, frozen=True, kw_only=True):
     """One slot. Times are seconds since the epoch."""
 
     slot: int
@@ -135,8 +133,7 @@ class SlotStatus:
     """Memory of its processes: `total_bytes`, `on_node_bytes`, `share`; null before the first verification."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Status:
+class Status(Struct, frozen=True, kw_only=True):
     """``GET /v1/status``."""
 
     slots: tuple[SlotStatus, ...]

@@ -98,7 +98,7 @@ async def _today(ledger: Ledger) -> UsageToday | None:
 
 def question_of(asked: Mapping[str, str]) -> Question:
     """From the options of a request on the control socket."""
-    return Question(**{name: value for name, value in asked.items() if name in Question.__slots__})
+    return Question(**{name: value for name, value in asked.items() if name in Question.__struct_fields__})
 
 
 # --- What became of one request: from the proxy's memory, else from the usage ledger. ---

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from launcher.control.verdict import duration
 
@@ -38,8 +39,7 @@ _SHOWN: Final = ("generation", "state", "verb", "evidence")
 _ROLLOUT: Final = "launcher.rollout"
 
 
-@dataclass(slots=True)
-class _Item:
+class _Item(Struct):
     """One thing that happened."""
 
     key: str

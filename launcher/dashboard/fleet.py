@@ -6,11 +6,12 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError, reason
 from launcher.base.text import printable_tree, quoted
@@ -82,8 +83,7 @@ class Status(msgspec.Struct, frozen=True):
     """Reasons why it does not do as the member list and fleet.toml say."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetAt:
+class FleetAt(Struct, frozen=True, kw_only=True):
     """Where the ingress of this host shows its status, and what else fleet.toml says."""
 
     status: str
@@ -93,8 +93,7 @@ class FleetAt:
     """Address of each host's own dashboard, with `{host}` for its name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetSeen:
+class FleetSeen(Struct, frozen=True, kw_only=True):
     """The last answer of the ingress; it is kept when there is no newer one."""
 
     at: float | None = None

@@ -6,10 +6,11 @@ import asyncio
 import gzip
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError
 from launcher.control.verdict import Verdict, judge, no_answer
@@ -18,8 +19,7 @@ from launcher.dashboard.changes import Changes
 # --- What `GET /api/now` answers, from what the daemon said last. ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class Seen(Struct, frozen=True, kw_only=True):
     """The daemon's last answers. `status` is the last known one when it does not answer now."""
 
     at: float | None = None
@@ -91,8 +91,7 @@ class Reads(Protocol):
     async def get(self, path: str, within_s: float = ...) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(Struct, frozen=True):
     """A JSON text, plain and compressed."""
 
     body: bytes

@@ -12,13 +12,13 @@ import secrets
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
+from msgspec import Struct
 
 from launcher.base.background import READ_BYTES
 from launcher.base.errors import LauncherError, NotFoundError, TimedOutError
@@ -87,8 +87,7 @@ FOLDER: Final = Path(__file__).parent / "static"
 _TYPES: Final = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
-@dataclass(frozen=True, slots=True)
-class File:
+class File(Struct, frozen=True):
     content_type: str
     body: bytes
     compressed: bytes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from launcher.base.build import Build
 from launcher.base.watched_file import FileState
@@ -12,8 +12,7 @@ from launcher.machine.hardware import HostFacts
 from launcher.machine.topology import Topology
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """Settings of the kernel and of this process's container. None where unknown."""
 
     hugepages: str | None = None
@@ -29,8 +28,7 @@ class Kernel:
     """Kind of container; None outside of one."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedModel:
+class AskedModel(Struct, frozen=True):
     """One model of the configuration, as the engine knows it."""
 
     name: str
@@ -42,8 +40,7 @@ class AskedModel:
     """The reasons against its start, as the plan says them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     host: HostFacts
     topology: Topology
     binding: Binding | None

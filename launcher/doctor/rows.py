@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import Struct
 
 from launcher.engines.checks import Row, Tier, Verdict
 
@@ -16,8 +17,7 @@ EXPECTATION: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Report:
+class Report(Struct, frozen=True):
     rows: tuple[Row, ...]
 
     @property

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.base.address import Address, TcpAddress
 from launcher.base.cpuset import CpuSet
@@ -20,8 +22,7 @@ MARK: Final = "NUMA_LAUNCHER_INSTANCE"
 """Environment variable with a unique value per generation, by which leftover processes are found."""
 
 
-@dataclass(frozen=True, slots=True)
-class Container:
+class Container(Struct, frozen=True):
     """A container started by a client such as podman, outside of the client's process tree."""
 
     name: str
@@ -39,8 +40,7 @@ class Container:
     """Command that kills and removes the containers whose ids are appended."""
 
 
-@dataclass(frozen=True, slots=True)
-class CompileCache:
+class CompileCache(Struct, frozen=True):
     """The compile cache of one slot, below a folder of its own."""
 
     folder: str
@@ -51,8 +51,7 @@ class CompileCache:
     """False where the engine is configured to compile nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """Observations that the processes of a launch must show, beyond its placement."""
 
     binds_memory: bool = False
@@ -76,8 +75,7 @@ def preloaded(env: Mapping[str, str]) -> tuple[frozenset[str], ...]:
     return (TCMALLOC,) if "libtcmalloc" in env.get("LD_PRELOAD", "") else ()
 
 
-@dataclass(frozen=True, slots=True)
-class Unwanted:
+class Unwanted(Struct, frozen=True):
     """Variables of the daemon's own environment that instances must not get. Operators set them in engine.env."""
 
     name: re.Pattern[str]
@@ -91,8 +89,7 @@ class Unwanted:
         return self.name.fullmatch(name) is not None and self.value.search(value) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Traits:
+class Traits(Struct, frozen=True):
     """Abilities and defaults of one model's instances, for the proxy."""
 
     token_ids: bool = False
@@ -107,8 +104,7 @@ MOST_TOKENS: Final = "most_tokens"
 """Name, in `Traits.sampling_defaults`, of a limit that no request may exceed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """Added to the daemon's environment. Values of `secrets` are never printed."""
@@ -123,7 +119,7 @@ class Launch:
     """The model's, which the engine reads by the path in `argv`; None: unknown."""
     cache: CompileCache | None = None
     """None for an engine that compiles nothing, or where it compiles elsewhere."""
-    expected: Expected = field(default=Expected())
+    expected: Expected = Expected()
     unwanted: tuple[Unwanted, ...] = ()
     """Variables that are taken from the environment before `env` is added."""
     lenient: frozenset[str] = frozenset()
@@ -153,8 +149,7 @@ class Launch:
         return {name: value for name, value in self.env.items() if name in self.secrets}
 
 
-@dataclass(frozen=True, slots=True)
-class Asking:
+class Asking(Struct, frozen=True):
     """Whether the engine is asked what models need. Answers that are kept are used without asking."""
 
     limit_s: float = 0.0

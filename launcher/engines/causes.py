@@ -8,9 +8,11 @@ Rules that forbid a restart speak of the configuration: they apply only to an in
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.redaction import Redactor
 
@@ -25,8 +27,7 @@ class Retry(StrEnum):
     NEVER = "never until changed"
 
 
-@dataclass(frozen=True, slots=True)
-class Cause:
+class Cause(Struct, frozen=True):
     """Why an instance ended unrequested."""
 
     name: str
@@ -46,8 +47,7 @@ class Cause:
         return replace(self, message=text(self.message), evidence=tuple(map(text, self.evidence)))
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(Struct, frozen=True):
     """One cause and how to know it by a log line."""
 
     name: str

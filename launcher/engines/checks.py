@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from launcher.engines.software import Stack
 from launcher.machine.topology import Topology
@@ -31,8 +32,7 @@ class Tier(StrEnum):
     FALLBACK = "fallback"
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     check: str
     """Stable name in kebab case."""
     verdict: Verdict
@@ -58,22 +58,19 @@ def fail(check: str, fact: str, remedy: str) -> Row:
 # --- The facts that checks judge. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Trouble:
+class Trouble(Struct, frozen=True):
     """A failed probe: message and remedy of a LauncherError."""
 
     message: str
     remedy: str
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
+class Compiler(Struct, frozen=True):
     command: str
     version: str
 
 
-@dataclass(frozen=True, slots=True)
-class Installed:
+class Installed(Struct, frozen=True):
     """The software that an engine is started with."""
 
     stack: Stack | None = None

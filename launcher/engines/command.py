@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct, field
 
 from launcher.base.address import Address, TcpAddress, UnixAddress
 from launcher.base.errors import LauncherError, PassingError
@@ -56,8 +57,7 @@ def check_template(template: tuple[str, ...]) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class CommandEngine:
+class CommandEngine(Struct, frozen=True):
     """A custom server. Implements Engine. Raises LauncherError for a bad template."""
 
     template: tuple[str, ...]

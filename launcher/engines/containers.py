@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.config.schema import Model, Runtime
 from launcher.engines.base import MARK, Container, Engine, Launch, Traits, Unwanted
@@ -37,8 +39,7 @@ _COMMON: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Volume:
+class Volume(Struct, frozen=True):
     """A folder or file of the host, mounted at the same path."""
 
     path: str
@@ -49,8 +50,7 @@ class Volume:
         return f"--volume={self.path}:{self.path}" + ("" if self.writable else ":ro")
 
 
-@dataclass(frozen=True, slots=True)
-class Wrapping:
+class Wrapping(Struct, frozen=True):
     """How launches are wrapped in containers."""
 
     runtime: Runtime
@@ -123,8 +123,7 @@ class Wrapping:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ContainedEngine:
+class ContainedEngine(Struct, frozen=True):
     """An engine with its instances in containers. Implements Engine."""
 
     inner: Engine

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.engines.causes import DIED, PLAIN, Rule
 
@@ -13,8 +14,7 @@ NEVER: Final = re.compile(r"(?!)")
 """Matches nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineLog:
+class EngineLog(Struct, frozen=True, kw_only=True):
     """The words of one engine, as data; patterns are searched in single lines."""
 
     causes: tuple[Rule, ...] = PLAIN
@@ -49,8 +49,7 @@ PLAIN_LOG: Final = EngineLog()
 """The log of an engine that is not known."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accelerator:
+class Accelerator(Struct, frozen=True, kw_only=True):
     """A library that an engine computes with where it can, and how to see whether it does."""
 
     library: str

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.base.errors import AWAY, LauncherError, PassingError, reason
@@ -58,8 +58,7 @@ def make_engine(
     return ContainedEngine(engine, _wrapping(config, parts))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """The parts of an engine, beside its configuration."""
 
     stack: Stack
@@ -96,8 +95,7 @@ Shared = tuple[tuple[str, ...], Mapping[str, str]]
 """Folders of this host, and variables that name them."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineType:
+class EngineType(Struct, frozen=True, kw_only=True):
     """One kind of engine: everything in which kinds differ before an engine is made. `Engine` has the rest."""
 
     title: Callable[[EngineConfig], str]

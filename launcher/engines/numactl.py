@@ -5,9 +5,10 @@ from __future__ import annotations
 import shutil
 import subprocess
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, assert_never
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, timed_out
@@ -25,8 +26,7 @@ class MemPolicy(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(Struct, frozen=True):
     """What this machine permits. `numactl` and `taskset` are paths; with neither, nothing is bound."""
 
     policy: MemPolicy

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError, PassingError, timed_out
 from launcher.config.schema import Engine
@@ -24,8 +25,7 @@ _NO_DOCKER: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Stack:
+class Stack(Struct, frozen=True):
     """The software of `[engine]`. A version is None when unknown without running it."""
 
     command: tuple[str, ...]

@@ -13,10 +13,11 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.address import in_url
 from launcher.base.errors import LauncherError, RefusedError, reason
@@ -121,8 +122,7 @@ def has_exporter() -> bool:
     return "prometheus-exporter" in build
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
+class Server(Struct, frozen=True):
     """One of HAProxy's servers."""
 
     key: str | None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 from math import exp
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from launcher.balancing.balancer import Balancer
 from launcher.balancing.cells import Cell, Cells
@@ -38,8 +39,7 @@ class Choice(NamedTuple):
     slot: int
 
 
-@dataclass(slots=True, eq=False)
-class Host:
+class Host(Struct, eq=False):
     name: str
     draining: bool = False
     cell: Cell | None = None  # None: until its first report
@@ -60,8 +60,7 @@ class Host:
         return self.recent
 
 
-@dataclass(slots=True, eq=False)
-class Request:
+class Request(Struct, eq=False):
     id: str
     ticket: Ticket
     cell: Cell

@@ -6,9 +6,11 @@ import errno
 import re
 import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import OWN_SHORTAGE, LauncherError, PassingError, reason
 from launcher.engines.causes import CRASHES, Cause, Retry, Rule, rule
@@ -133,8 +135,7 @@ def diagnose(
     return replace(cause, message=message, evidence=evidence)
 
 
-@dataclass(frozen=True, slots=True)
-class _DeadRank:
+class _DeadRank(Struct, frozen=True):
     rank: int
     ended: Exit | None
     """None: the engine saw no exit code."""
@@ -224,8 +225,7 @@ def _unknown(message: str, evidence: tuple[str, ...], tail: Sequence[str], first
     return replace(cause, remedy=f"read on from its traceback: `numa-launcher why SLOT --lines {rest}`")
 
 
-@dataclass(frozen=True, slots=True)
-class _Raised:
+class _Raised(Struct, frozen=True):
     """An exception in the log."""
 
     begins: int

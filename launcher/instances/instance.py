@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from msgspec import Struct, field
 
 from launcher.base.address import Address
 from launcher.engines.base import Launch
@@ -14,8 +14,7 @@ from launcher.machine.oom import NodeMemory, OomWatch
 from launcher.machine.placement import MisplacedThread
 
 
-@dataclass(slots=True)
-class Instance:
+class Instance(Struct):
     """A slot's current instance; the default has no process and no address. Times are monotonic."""
 
     generation: int = 0

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.address import Address
 from launcher.base.background import Background, Failures, Running, attempt
@@ -111,8 +113,7 @@ output = logging.getLogger("launcher.output")
 DIAGNOSIS_LINES: Final = 400
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
+class Surroundings(Struct, frozen=True):
     """What the monitors of one slot have in common. `post` takes events; `draw` returns a number in [0, 1)."""
 
     prober: Prober

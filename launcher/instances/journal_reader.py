@@ -15,9 +15,10 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Final, Protocol
+
+from msgspec import Struct
 
 from launcher.base.background import RETRY_S, Failures
 
@@ -39,8 +40,7 @@ SYNC_CALL: Final = b'{"method":"io.systemd.Journal.Synchronize","parameters":{}}
 MAX_LINE_BYTES: Final = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     unit: str
     time: float
     """Seconds since the epoch."""

@@ -7,8 +7,10 @@ controller performs the actions and feeds the events.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.config.schema import Supervision
 from launcher.engines.causes import Cause, Retry
@@ -40,8 +42,7 @@ from launcher.instances.slot_state import (
 # --- How long to wait before the next start, and when to stop trying. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The times and counts that the lifecycle obeys; all in seconds but `crash_limit`."""
 
     ready_timeout_s: float

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
+
+from msgspec import Struct
 
 # Lines of one instance that are taken at once, after a calm time: a start with tracebacks prints fewer.
 BURST_LINES: Final = 5000
@@ -19,8 +20,7 @@ FOLLOWER_LINES: Final = 1000
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Struct, frozen=True):
     time: float
     """Seconds since the epoch."""
     generation: int

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from launcher.base.address import Address
 from launcher.engines.base import Launch
 from launcher.telemetry.engine_metrics import EngineMetrics
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+class Exit(Struct, frozen=True):
     """How an instance's main process ended: exactly one of the two is set."""
 
     code: int | None
@@ -42,8 +42,7 @@ class Process(Protocol):
         """The daemon exits: a child process is killed with its tree, a systemd unit keeps running."""
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
+class Adopted(Struct, frozen=True):
     """A running instance that an earlier daemon started."""
 
     generation: int
@@ -121,8 +120,7 @@ class Caches(Protocol):
         """A start with it has succeeded: siblings may copy it."""
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceReady:
+class InstanceReady(Struct, frozen=True):
     """The instance may get requests."""
 
     slot: int
@@ -132,16 +130,14 @@ class InstanceReady:
     max_num_seqs: int
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceDraining:
+class InstanceDraining(Struct, frozen=True):
     """The instance gets no new requests; the proxy reports when the last one has ended."""
 
     slot: int
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class InstanceGone:
+class InstanceGone(Struct, frozen=True):
     """The instance gets no requests; those in flight end now."""
 
     slot: int

@@ -6,8 +6,10 @@ the events that the proxy relays from it. Comments are no events: a hung engine'
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.telemetry.engine_metrics import EngineMetrics
 
@@ -17,8 +19,7 @@ STARVED_PERCENT: Final = 60.0
 STARVED_PATIENCE: Final = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     at: float
     responsive: bool
     """The health path answered in time, with any status."""
@@ -35,8 +36,7 @@ class Observation:
         return self.in_flight > 0 or engine > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     last: Observation | None = None
     counted: EngineMetrics | None = None
     """The last counters; None before the first."""

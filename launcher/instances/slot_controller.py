@@ -8,8 +8,9 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Final, assert_never
+
+from msgspec.structs import replace
 
 from launcher.base.background import Background
 from launcher.base.errors import LauncherError

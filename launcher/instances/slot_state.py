@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Self
+
+from msgspec import Struct
 
 from launcher.config.schema import Config
 from launcher.engines.causes import Cause
@@ -34,8 +35,7 @@ class Intent(StrEnum):
     """Stopped until `release`: no other command starts it."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotState:
+class SlotState(Struct, frozen=True):
     """The whole state of one slot. Times are monotonic."""
 
     state: State = State.STOPPED
@@ -67,83 +67,69 @@ class SlotState:
 # --- events: past tense ------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StartRequested: ...
+class StartRequested(Struct, frozen=True): ...
 
 
-@dataclass(frozen=True, slots=True)
-class RestartRequested:
+class RestartRequested(Struct, frozen=True):
     """`restart`: drain, stop, start. A start in progress is stopped and repeated."""
 
 
-@dataclass(frozen=True, slots=True)
-class DrainRequested:
+class DrainRequested(Struct, frozen=True):
     """`drain`: out of rotation, kept running."""
 
     deadline_s: float | None = None
     """Requests in flight are ended after it; None: wait for them."""
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeRequested:
+class ResumeRequested(Struct, frozen=True):
     """`resume`: back into rotation; calls off a drain, stop or restart that has not stopped it yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopRequested: ...
+class StopRequested(Struct, frozen=True): ...
 
 
-@dataclass(frozen=True, slots=True)
-class HoldRequested:
+class HoldRequested(Struct, frozen=True):
     """`hold`: drain, stop, stay stopped until `release`."""
 
 
-@dataclass(frozen=True, slots=True)
-class QuarantineRequested:
+class QuarantineRequested(Struct, frozen=True):
     """`quarantine`: out of rotation and kept running, whatever its probes find, until `release`."""
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseRequested:
+class ReleaseRequested(Struct, frozen=True):
     """`release`: ends a hold or a quarantine."""
 
 
-@dataclass(frozen=True, slots=True)
-class KillRequested:
+class KillRequested(Struct, frozen=True):
     """Stop at once, on the second signal to the daemon. Requests in flight end with an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessAdopted:
+class ProcessAdopted(Struct, frozen=True):
     """The running instance of an earlier daemon was adopted."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSucceeded:
+class ProbeSucceeded(Struct, frozen=True):
     """Healthy, and one real completion came back."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeFailed:
+class ProbeFailed(Struct, frozen=True):
     """A probe found that the instance has failed."""
 
     generation: int
     cause: Cause
 
 
-@dataclass(frozen=True, slots=True)
-class WentIdle:
+class WentIdle(Struct, frozen=True):
     """A draining instance has no request in flight."""
 
     generation: int
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessExited:
+class ProcessExited(Struct, frozen=True):
     """The main process and its tree have ended."""
 
     generation: int
@@ -152,8 +138,7 @@ class ProcessExited:
     """Uniform in [0, 1), drawn by the caller: spreads restarts."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed: ...
+class DeadlinePassed(Struct, frozen=True): ...
 
 
 Event = (
@@ -197,8 +182,7 @@ RECHECK_S: Final = 0.5
 THREADS_INTERVAL_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeSettings:
+class ProbeSettings(Struct, frozen=True):
     """Times in seconds."""
 
     probe_interval_s: float

@@ -16,10 +16,11 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.address import UnixAddress
 from launcher.base.background import Failures, persist
@@ -244,8 +245,7 @@ class _Pipe:
         self.writing.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Child:
+class _Child(Struct, frozen=True):
     slot: int
     shim: asyncio.subprocess.Process
     reports: asyncio.StreamReader

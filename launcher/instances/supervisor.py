@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.errors import NotFoundError, RefusedError
 from launcher.engines.base import Engine
@@ -237,8 +238,7 @@ async def _until_probed(controller: SlotController) -> State:
 # --- Whether a command may take one more instance out of rotation (N-1). ---
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
+class Availability(Struct, frozen=True):
     model: str
     ready: bool
     """In rotation, and no request is waiting that will change that."""

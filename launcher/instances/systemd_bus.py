@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any, Final
 
 from dbus_fast import BusType, DBusError, Message, MessageType, Variant
 from dbus_fast.aio import MessageBus
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError
 
@@ -37,8 +37,7 @@ class BusError(Exception):
         self.text = text
 
 
-@dataclass(frozen=True, slots=True)
-class UnitFacts:
+class UnitFacts(Struct, frozen=True):
     active: str
     """active, activating, deactivating, inactive, failed, ..."""
     has_job: bool

@@ -8,9 +8,10 @@ import logging
 import signal
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+from msgspec.structs import replace
 
 from launcher.base.address import Address, UnixAddress
 from launcher.base.background import Failures, persist

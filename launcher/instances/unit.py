@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.plan.plan import Placement
@@ -52,8 +53,7 @@ os.execv(path, argv)
 _TEXT: Final[Mapping[Any, str]] = {0: "", True: "yes"}
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(Struct, frozen=True):
     """What all units of one daemon have in common."""
 
     daemon_unit: str = "numa-launcher.service"

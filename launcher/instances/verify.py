@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from launcher.base.cpuset import CpuSet
 from launcher.engines.base import Expected
@@ -24,8 +26,7 @@ _NAMES_SHOWN: Final = 3
 NOTHING: Final = Expected()
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
+class Difference(Struct, frozen=True):
     what: str
     planned: str
     found: str
@@ -34,8 +35,7 @@ class Difference:
         return f"{self.what}: {self.found}, planned: {self.planned}"
 
 
-@dataclass(frozen=True, slots=True)
-class RankFound:
+class RankFound(Struct, frozen=True):
     """Threads and pages of one tensor-parallel rank."""
 
     rank: int
@@ -54,11 +54,10 @@ class RankFound:
     """Share of it on the planned node; None where it can't be read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Struct, frozen=True, kw_only=True):
     """The result of a comparison. `status` shows it unchanged."""
 
-    ok: bool = field(init=False)
+    ok: bool = True
     """Whether the instance is placed as planned."""
     processes: int
     threads: int
@@ -73,7 +72,7 @@ class Verification:
     bound_share: float | None
     """Share of it on the planned nodes; None where it can't be read."""
     libraries: tuple[str, ...]
-    problems: tuple[str, ...] = field(init=False)
+    problems: tuple[str, ...] = ()
     """The differences, one line each."""
     differences: tuple[Difference, ...]
     foreign: tuple[str, ...]
@@ -84,8 +83,8 @@ class Verification:
     """The place of each rank of an instance with several; empty for one."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "ok", not self.differences)
-        object.__setattr__(self, "problems", tuple(map(str, self.differences)))
+        force_setattr(self, "ok", not self.differences)
+        force_setattr(self, "problems", tuple(map(str, self.differences)))
 
 
 def verify(

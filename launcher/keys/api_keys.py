@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from launcher.accounts.budgets import Budgets
 from launcher.base.api_errors import HttpError
@@ -37,8 +38,7 @@ class Head(Protocol):
         """Every value of it, in order."""
 
 
-@dataclass(slots=True, eq=False)
-class KeyEntry:
+class KeyEntry(Struct, eq=False):
     record: KeyRecord
     salt: bytes
     hash: bytes

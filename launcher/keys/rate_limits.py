@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
 from enum import StrEnum
+
+from msgspec import Struct, field
 
 from launcher.accounts.budgets import Budgets, Refusal, Reservation, Why
 from launcher.accounts.spending import Spent
@@ -34,8 +35,7 @@ class Limit(StrEnum):
     BUDGET = "budget"
 
 
-@dataclass(slots=True)
-class Bucket:
+class Bucket(Struct):
     """A token bucket: what was spent of it at the time `at` (seconds). None: it is never empty."""
 
     per_minute: int | None = None
@@ -68,8 +68,7 @@ class Bucket:
         self.per_minute = per_minute
 
 
-@dataclass(slots=True)
-class KeySums:
+class KeySums(Struct):
     """Sums of the keys of one name since the daemon's start."""
 
     accepted: int = 0
@@ -88,8 +87,7 @@ class KeySums:
         return self.accepted - self.ended.total()
 
 
-@dataclass(slots=True)
-class KeyLimits:
+class KeyLimits(Struct):
     """One key's limits, and what is spent of them. Owned by the event loop."""
 
     record: KeyRecord
@@ -138,8 +136,7 @@ class KeyLimits:
         return HttpError(429, why, type_="rate_limit_error", code="rate_limit_exceeded", headers=headers)
 
 
-@dataclass(slots=True)
-class Grant:
+class Grant(Struct):
     """One admitted request of a key, from `begin` to `finish`."""
 
     limits: KeyLimits

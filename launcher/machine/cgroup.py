@@ -9,9 +9,10 @@ mount points of the hierarchies; without these the usual mount points are tried.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.machine.kernel_files import Root, decimal
@@ -33,8 +34,7 @@ INSTANCES_SLICE: Final = "numa-launcher.slice"
 """Default slice of the instances' units, where systemd starts them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(Struct, frozen=True):
     """The limits of this process's cgroup; None where it has none."""
 
     cpus: CpuSet | None
@@ -46,8 +46,7 @@ class Limits:
     """Cpus of the slice beside this process's cgroup; `cpus` has those that both may use."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(Struct, frozen=True):
     kind: str
     controllers: frozenset[str]
     base: str

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import KIB
@@ -18,8 +20,7 @@ from launcher.machine.packages import by_identity, cutting, disputed, first_come
 from launcher.machine.topology import Core, CoreKey, L3Domain, Socket
 
 
-@dataclass(frozen=True, slots=True)
-class Cpu:
+class Cpu(Struct, frozen=True):
     """One online cpu's topology folder; the kernel's -1 and a missing file are both None."""
 
     id: int

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from launcher.machine.kernel_files import decimal
 from launcher.machine.topology import CpuInfo, Topology
@@ -23,8 +23,7 @@ LIVE_ROOT: Final = Path("/")
 _CHOSEN: Final = re.compile(r"\[(\w+)\]")
 
 
-@dataclass(frozen=True, slots=True)
-class KernelSettings:
+class KernelSettings(Struct, frozen=True):
     """None: the kernel does not report it."""
 
     transparent_hugepages: str | None
@@ -74,8 +73,7 @@ _ZEN_3_4: Final = 0x19
 _ZEN_5: Final = 0x1A
 
 
-@dataclass(frozen=True, slots=True)
-class HostFacts:
+class HostFacts(Struct, frozen=True):
     """The processor's brand and instruction sets, and the machine's memory now."""
 
     vendor: str
@@ -133,16 +131,14 @@ _NON_VOLATILE: Final = frozenset({0x04, 0x05, 0x06, 0x07})
 _EXTENDED: Final = 0xFFFF
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryModules:
+class MemoryModules(Struct, frozen=True):
     count: int
     """Installed modules; empty slots are not counted."""
     speed_mts: int | None
     """Configured speed of the slowest module, at which a memory controller runs all of its own; None: not reported."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Structure:
+class _Structure(Struct, frozen=True):
     type: int
     handle: int
     data: bytes

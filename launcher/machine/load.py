@@ -7,9 +7,10 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError, reason
 
@@ -87,8 +88,7 @@ class CpuBusy:
 # --- Free space of the file systems into which the daemon writes. ---
 
 
-@dataclass(frozen=True, slots=True)
-class DiskSpace:
+class DiskSpace(Struct, frozen=True):
     free_bytes: int
     """What this user may still write (statvfs(3): f_bavail)."""
     size_bytes: int

@@ -19,9 +19,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.cpuset import MAX_ID, CpuSet
 from launcher.base.errors import LauncherError
@@ -50,8 +52,7 @@ _ORDERS: Final = (
 _NUMBERINGS: Final = ("server", "adjacent")
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """A uniform machine: sockets x nodes x L3s x cores x smt."""
 
     sockets: int

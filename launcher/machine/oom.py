@@ -10,9 +10,10 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 ROOT: Final = Path("/")
 _OOM: Final = re.compile(
@@ -22,8 +23,7 @@ _VICTIM: Final = re.compile(r"(?:\bpid=|Killed process )(\d+)")
 _RECORD_BYTES: Final = 8192
 
 
-@dataclass(frozen=True, slots=True)
-class NodeMemory:
+class NodeMemory(Struct, frozen=True):
     """Memory of one NUMA node; `node` is None for the whole machine."""
 
     node: int | None
@@ -31,8 +31,7 @@ class NodeMemory:
     total_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class KernelReport:
+class KernelReport(Struct, frozen=True):
     """What the kernel reports about the end of an instance."""
 
     cgroup_kills: int = 0

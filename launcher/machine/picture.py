@@ -8,9 +8,10 @@ from __future__ import annotations
 import string
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import counted, format_size
@@ -33,24 +34,21 @@ class Mark(StrEnum):
     DENIED = "not allowed to this process"
 
 
-@dataclass(frozen=True, slots=True)
-class DrawnSlot:
+class DrawnSlot(Struct, frozen=True):
     label: str
     cpus: CpuSet
     facts: tuple[str, ...] = ()
     """More columns of the legend, such as node and KV cache; all slots have the same number of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """The cores of a node that share an L3; all its cores where the kernel reports no L3."""
 
     l3: L3Domain | None
     cores: tuple[Core, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NodeBox:
+class NodeBox(Struct, frozen=True):
     """A node's part of a socket. `node` is None for cores without a node."""
 
     node: NumaNode | None
@@ -82,8 +80,7 @@ class NodeBox:
         return [f"{len(domains)} × L3{size}" if len(domains) > 1 else f"L3{size}"]
 
 
-@dataclass(frozen=True, slots=True)
-class SocketBox:
+class SocketBox(Struct, frozen=True):
     """A socket; `id` is None for the nodes without cpus."""
 
     id: int | None
@@ -94,8 +91,7 @@ class SocketBox:
         return "memory without cpus" if self.id is None else f"socket {self.id}"
 
 
-@dataclass(frozen=True, slots=True)
-class Picture:
+class Picture(Struct, frozen=True):
     title: str
     counts: str
     sockets: tuple[SocketBox, ...]

@@ -11,11 +11,11 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 
@@ -62,8 +62,7 @@ _PAGES: Final = re.compile(r"\bN(\d+)=(\d+)")
 _PAGE_KIB: Final = re.compile(r"\bkernelpagesize_kB=(\d+)")
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadGroup:
+class ThreadGroup(Struct, frozen=True):
     """Threads of one process that may run on the same cpus."""
 
     cpus: CpuSet
@@ -75,8 +74,7 @@ class ThreadGroup:
         return sum(count for _, count in self.names)
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessFacts:
+class ProcessFacts(Struct, frozen=True):
     """One process of an instance, as the kernel has it."""
 
     pid: int
@@ -89,7 +87,7 @@ class ProcessFacts:
     """(node, resident bytes) of its anonymous memory. Pages of files are left out: a library's page lies
     where its first user had it put, and is shared."""
     libraries: frozenset[str]
-    allowed_nodes: CpuSet = CpuSet()  # noqa: RUF009  frozen
+    allowed_nodes: CpuSet = CpuSet()
     """Nodes that its cpuset lets it take memory from; empty where unknown."""
 
     @property
@@ -102,8 +100,7 @@ class ProcessFacts:
         return CpuSet(cpu for group in self.groups for cpu in group.cpus)
 
 
-@dataclass(frozen=True, slots=True)
-class Bystander:
+class Bystander(Struct, frozen=True):
     """A process that belongs to no instance, and where its threads may run."""
 
     pid: int
@@ -111,8 +108,7 @@ class Bystander:
     groups: tuple[ThreadGroup, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class MisplacedThread:
+class MisplacedThread(Struct, frozen=True):
     """A thread that may run outside the cpus of its slot."""
 
     thread: int

@@ -15,10 +15,11 @@ import re
 import tarfile
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
@@ -42,8 +43,7 @@ _REMEDY: Final = (
 )
 
 
-@dataclass(slots=True)
-class Recording:
+class Recording(Struct):
     """Recorded files. Implements Source."""
 
     name: str = "snapshot:"
@@ -140,8 +140,7 @@ class Recorder:
         return self.kept.architecture
 
 
-@dataclass(frozen=True, slots=True)
-class Capture:
+class Capture(Struct, frozen=True):
     """A snapshot, with the topology or the error from reading the machine: one of them is None."""
 
     data: bytes

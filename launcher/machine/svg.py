@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.machine.picture import Block, Mark, Picture, colour, ink
@@ -47,8 +48,7 @@ _DENIED: Final = (
 )
 
 
-@dataclass(slots=True)
-class _Box:
+class _Box(Struct):
     """A drawing with a size, to be placed anywhere."""
 
     width: float

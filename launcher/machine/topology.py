@@ -7,9 +7,10 @@ Identity is complete: a core is (socket, die, core_id), because `core_id` repeat
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import NamedTuple
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 
@@ -22,8 +23,7 @@ class CoreKey(NamedTuple):
     core_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class Core:
+class Core(Struct, frozen=True):
     """A physical core and its online cpus (SMT siblings)."""
 
     key: CoreKey
@@ -37,8 +37,7 @@ class Core:
         return hash(self.key)
 
 
-@dataclass(frozen=True, slots=True)
-class L3Domain:
+class L3Domain(Struct, frozen=True):
     """Online cpus that share one L3 cache (AMD: a CCX)."""
 
     cpus: CpuSet
@@ -47,8 +46,7 @@ class L3Domain:
     """The node that holds all its cpus; None when it spans nodes or there is none."""
 
 
-@dataclass(frozen=True, slots=True)
-class NumaNode:
+class NumaNode(Struct, frozen=True):
     """A NUMA node. `cpus` may be empty (CXL, HBM); `memory_bytes` may be 0."""
 
     id: int
@@ -69,16 +67,14 @@ class NumaNode:
     """Memory channels of the node; from a machine's description, as the kernel does not report them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Socket:
+class Socket(Struct, frozen=True):
     """A physical package and its online cpus."""
 
     id: int
     cpus: CpuSet
 
 
-@dataclass(frozen=True, slots=True)
-class CpuInfo:
+class CpuInfo(Struct, frozen=True):
     """Brand and instruction sets, with the names of /proc/cpuinfo."""
 
     vendor: str
@@ -92,8 +88,7 @@ class CpuInfo:
         return self.vendor == "AuthenticAMD" and any(flag.startswith("avx512") for flag in self.flags)
 
 
-@dataclass(frozen=True, slots=True)
-class CpusApart:
+class CpusApart(Struct, frozen=True):
     """This process and the slice of its instances' units may use other cpus, so that no cpu is left for a plan."""
 
     own: CpuSet
@@ -110,8 +105,7 @@ class CpusApart:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
+class Topology(Struct, frozen=True):
     online: CpuSet
     offline: CpuSet
     allowed: CpuSet

@@ -7,10 +7,10 @@ The engine says it once for each description, set of weight headers, version and
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Annotated, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from launcher.models.layers import MAX_LAYERS, MAX_NUMBER, KvLayers, LayerKind
 from launcher.models.profile import ENGINE, EngineRequest, ModelProfile

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct
 
 from launcher.base.text import quoted
 
@@ -37,8 +38,7 @@ _MAX_DEPTH: Final = 4
 _FURTHER: Final = {"n_embed": "hidden_size"}
 
 
-@dataclass(frozen=True, slots=True)
-class Description:
+class Description(Struct, frozen=True):
     """One model's configuration, with its language model's part completed."""
 
     config: Json
@@ -68,8 +68,7 @@ class Description:
         return found if isinstance(found, str) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Versions:
+class Versions(Struct, frozen=True):
     """The software whose classes the table describes."""
 
     transformers: str

@@ -8,10 +8,11 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+
+from msgspec import Struct
 
 from launcher.models.weight_files import Tensor, open_model_file
 
@@ -52,8 +53,7 @@ _POOLING_LAST: Final = 3
 _MODEL_TYPES: Final = {"deepseek2": "deepseek_v2"}
 
 
-@dataclass(frozen=True, slots=True)
-class Gguf:
+class Gguf(Struct, frozen=True):
     metadata: dict[str, Any]
     """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
     tensors: tuple[Tensor, ...]

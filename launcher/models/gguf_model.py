@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError, PassingError
 from launcher.models.gguf import Gguf, attention_layers, read_gguf, recurrent_layers

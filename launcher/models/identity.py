@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError
 from launcher.models.gguf_model import parts_of
@@ -20,8 +21,7 @@ _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.gguf", "*.pt")
 _DIGITS: Final = 16
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFiles:
+class ModelFiles(Struct, frozen=True):
     """The identity of a model: two of them are the same model if both fields are."""
 
     path: str

@@ -7,8 +7,10 @@ model_executor/layers/mamba/mamba_utils.py, v1/kv_cache_interface.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any, Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.models.description import Description
 from launcher.models.layer_kinds import LISTS, MAMBA_MODELS, Kinds, block, kinds_of
@@ -43,8 +45,7 @@ _GLOBAL_HEAD: Final = 512
 """transformers' Gemma4TextConfig, where config.json has no global_head_dim."""
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(Struct, frozen=True):
     """Attention of one layer: KV heads, and elements of a key and of a value of one head."""
 
     heads: int

@@ -8,9 +8,10 @@ where an older config.json has none.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from msgspec import Struct
 
 Json = Mapping[str, Any]
 
@@ -32,8 +33,7 @@ class LayerKind(StrEnum):
     """One state a sequence (Mamba, linear attention)."""
 
 
-@dataclass(frozen=True, slots=True)
-class KvLayers:
+class KvLayers(Struct, frozen=True):
     """Layers with the same state."""
 
     kind: LayerKind

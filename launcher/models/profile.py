@@ -7,8 +7,9 @@ size, context length) and v1/kv_cache_interface.py (bytes of a KV page).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+from msgspec import Struct, field
 
 from launcher.models.cpu_backend import gap_of, kv_cache_dtype, method_of, quantization_of
 from launcher.models.description import Description, class_gap, describe
@@ -45,8 +46,7 @@ ENGINE: Final = "engine"
 """In `ModelProfile.sources`."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineRequest:
+class EngineRequest(Struct, frozen=True):
     """One request of full length, as the engine itself counts it, and the settings under which it holds."""
 
     tokens: int
@@ -57,8 +57,7 @@ class EngineRequest:
     """Of one element of K and V."""
 
 
-@dataclass(frozen=True, slots=True)
-class AddedFiles:
+class AddedFiles(Struct, frozen=True):
     """Files beside the model that an instance loads, because engine.args name them."""
 
     size_bytes: int = 0
@@ -72,8 +71,7 @@ class AddedFiles:
 NO_ADDED_FILES: Final = AddedFiles()
 
 
-@dataclass(frozen=True, slots=True)
-class ModelProfile:
+class ModelProfile(Struct, frozen=True):
     """The facts about a model that the memory ledger needs. None: unknown, its files are not here."""
 
     weights_bytes: int | None
@@ -173,8 +171,7 @@ class ModelProfile:
 UNKNOWN: Final = ModelProfile(weights_bytes=None, kv_bytes_per_token=None, max_model_len=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Beside:
+class Beside(Struct, frozen=True):
     """The rest of a model's folder that the reading of its description needs."""
 
     encoder: Json | None = None

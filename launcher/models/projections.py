@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.models.weight_files import Tensor
 
@@ -25,8 +26,7 @@ _ENDS: Final = tuple(f"{name.rpartition('.')[2]}.weight" for name in (*_KEYS, *_
 _OTHERS: Final = re.compile(r"vision|visual|audio|encoder|tower|vit|talker|speech|image|mtp")
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """Output widths of one layer's projections; None for a projection that is not there, or not readable."""
 
     key: int | None = None

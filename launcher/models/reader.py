@@ -6,9 +6,11 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.base.errors import AWAY, LauncherError, PassingError, reason
 from launcher.models import gguf, weight_files
@@ -28,8 +30,7 @@ from launcher.models.weight_files import Read, Tensor, read_model_json
 # --- Memory of a model directory's weights once loaded, from the headers of its files. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(Struct, frozen=True):
     """Sizes in the engine's type, of all tensor-parallel ranks together."""
 
     total_bytes: int

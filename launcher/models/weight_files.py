@@ -11,10 +11,11 @@ import os
 import stat
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
+
+from msgspec import Struct
 
 # --- Opens files of a model. Other users may own them (the instances' user downloads them), and root reads them.
 
@@ -63,8 +64,7 @@ class ReadOnce:
 # --- A tensor of a checkpoint, from file headers. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     name: str
     elements: int
     stored_bytes: int

@@ -10,10 +10,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.text import format_size
 from launcher.config.schema import Config, Strategy
@@ -26,8 +26,7 @@ from launcher.plan.planner import make_plan
 _LISTED: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Reach:
+class Reach(Struct, frozen=True):
     """The part of the machine that one instance uses."""
 
     slot: int
@@ -41,8 +40,7 @@ class Reach:
     kv_cache_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     plan: Plan
     reaches: tuple[Reach, ...]
     sharing: int

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Final
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB, counted, format_size
@@ -47,8 +47,7 @@ MAX_RESERVE_BYTES: Final = 8 * GIB
 RESERVE_SHARE: Final = Fraction(5, 100)
 
 
-@dataclass(frozen=True, slots=True)
-class Filled:
+class Filled(Struct, frozen=True):
     """Slots with their KV cache sizes, the ledger by node, and findings."""
 
     slots: tuple[Slot, ...]
@@ -306,8 +305,8 @@ def _within_limit(row: LedgerRow, topology: Topology, config: Config, accepts: A
         return
     yield f"raise the memory limit of this cgroup, {format_size(limit)} (MemoryMax=, --memory, limits.memory of a pod), or "
     if len(config.models) == 1 and row.node is not None:
-        model = msgspec.structs.replace(config.models[0], nodes=(row.node,))
-        if accepts(msgspec.structs.replace(config, models=(model,))):
+        model = replace(config.models[0], nodes=(row.node,))
+        if accepts(replace(config, models=(model,))):
             yield f"set models.nodes = [{row.node}], which then has all of it, or "
 
 
@@ -372,9 +371,9 @@ def _ranks_over(config: Config, accepts: Accepts) -> Iterator[str]:
     """As many nodes for an instance as it needs, if the plan is then accepted."""
     if len(config.models) != 1:
         return
-    model = msgspec.structs.replace(config.models[0], tensor_parallel_size="auto")
-    layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
-    if accepts(msgspec.structs.replace(config, models=(model,), layout=layout)):
+    model = replace(config.models[0], tensor_parallel_size="auto")
+    layout = replace(config.layout, instances_per_socket="auto")
+    if accepts(replace(config, models=(model,), layout=layout)):
         keys = ['tensor_parallel_size = "auto"'] * (config.models[0].tensor_parallel_size != "auto")
         keys += ['layout.instances_per_socket = "auto"'] * (config.layout.instances_per_socket != "auto")
         yield f"set {' and '.join(keys)}: an instance then has ranks on as many nodes as it needs"

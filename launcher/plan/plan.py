@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Final, Literal
+
+from msgspec import Struct, field
 
 from launcher.base.cpuset import CpuSet
 from launcher.config.schema import Config, Model, Strategy
@@ -17,8 +18,7 @@ DEFAULT_MAX_MODEL_LEN: Final = 2048
 """vLLM's when config.json has none (vllm/config/model.py)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(Struct, frozen=True):
     """The cpus and memory nodes of one slot."""
 
     socket: int
@@ -39,8 +39,7 @@ class Placement:
     instead."""
 
 
-@dataclass(frozen=True, slots=True)
-class EffectiveConfig:
+class EffectiveConfig(Struct, frozen=True):
     """What the instances of one model run with: [[models]] and [memory], where engine.args and engine.env do not
     override them.
 
@@ -81,8 +80,7 @@ class EffectiveConfig:
         return self.max_model_len or DEFAULT_MAX_MODEL_LEN
 
 
-@dataclass(frozen=True, slots=True)
-class Slot:
+class Slot(Struct, frozen=True):
     """A stable position in the plan; successive instances run in it."""
 
     id: int
@@ -97,8 +95,7 @@ class Slot:
     """Those of its model, as they were when this was planned or started; None: unknown."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     severity: Literal["violation", "warning"]
     code: str
     """Stable name in kebab case."""
@@ -115,8 +112,7 @@ def warning(code: str, message: str, remedy: str) -> Finding:
     return Finding("warning", code, message, remedy)
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerLine:
+class LedgerLine(Struct, frozen=True):
     """One figure of the ledger, with its source."""
 
     what: str
@@ -128,8 +124,7 @@ class LedgerLine:
     """The slot that needs it; None for figures of the node."""
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerRow:
+class LedgerRow(Struct, frozen=True):
     """Memory of one NUMA node, and the planned memory of its instances."""
 
     node: int | None
@@ -163,8 +158,7 @@ class LedgerRow:
         return self.weights_bytes + self.peak_bytes + self.overhead_bytes + self.kv_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Demand:
+class Demand(Struct, frozen=True):
     """Memory that each rank of a slot needs, and the nodes of the ranks."""
 
     slot: Slot
@@ -211,8 +205,7 @@ class Demand:
         return ranks * (self.weights_bytes + self.peak_bytes + kv) + self.overhead_on(node)
 
 
-@dataclass(frozen=True, slots=True)
-class ChosenRanks:
+class ChosenRanks(Struct, frozen=True):
     """The number of ranks of a model with tensor_parallel_size = "auto"."""
 
     model: str
@@ -222,8 +215,7 @@ class ChosenRanks:
     """An instance fits on one node."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelNeeds:
+class ModelNeeds(Struct, frozen=True):
     """The reading of one model's files, and the memory of one request of full length."""
 
     name: str
@@ -243,8 +235,7 @@ class ModelNeeds:
     """engine, config, defaults, headers, assumed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """What runs where. Nothing starts while `violations` is not empty."""
 
     strategy: Strategy
@@ -300,8 +291,7 @@ class Plan:
 # --- Facts about the host and the engine's software that the rules need, as arguments. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """None means unknown: rules that need the fact are skipped."""
 
     transparent_hugepages: str | None = None
@@ -329,8 +319,7 @@ def untried(_: Config) -> bool:
     return False
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(Struct, frozen=True):
     plan: Plan
     topology: Topology
     config: Config
@@ -347,8 +336,7 @@ class Subject:
 Rule = Callable[[Subject], Iterator[Finding]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Planning:
+class Planning(Struct, frozen=True, kw_only=True):
     """An engine's answers to planning; pure functions."""
 
     settings: Callable[[Model, Config, ModelProfile, CpuInfo | None], EffectiveConfig]

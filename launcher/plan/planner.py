@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
@@ -135,8 +135,7 @@ def make_plan(
     return replace(plan, findings=(*plan.findings, *found))
 
 
-@dataclass(frozen=True, slots=True)
-class _Draft:
+class _Draft(Struct, frozen=True):
     """A plan that is not checked yet."""
 
     topology: Topology
@@ -165,7 +164,7 @@ def _draft(
     cores = usable_cores(topology)
     models = tuple(
         planning.settings(
-            msgspec.structs.replace(model, tensor_parallel_size=ranks[model.name])
+            replace(model, tensor_parallel_size=ranks[model.name])
             if model.name in ranks
             else model,
             config, profiles.get(model.name, UNKNOWN), topology.cpu,
@@ -233,7 +232,7 @@ def _choose_ranks(
             # engine.args may give a number of their own.
             free = all(
                 planning.settings(
-                    msgspec.structs.replace(model, tensor_parallel_size=ranks), config, profile, topology.cpu
+                    replace(model, tensor_parallel_size=ranks), config, profile, topology.cpu
                 ).tensor_parallel_size
                 == ranks
                 for ranks in (1, 2)
@@ -252,8 +251,8 @@ def _choose_ranks(
     single = drafted(config, dict.fromkeys(candidates, 1))
     if not any(finding.severity == "violation" for finding in (*single.findings, *single.filled.findings)):
         return choose_ranks(candidates, lambda _ranks: {}), single
-    layout = msgspec.structs.replace(config.layout, instances_per_socket="auto")
-    tried = msgspec.structs.replace(config, layout=layout)
+    layout = replace(config.layout, instances_per_socket="auto")
+    tried = replace(config, layout=layout)
     return choose_ranks(candidates, lambda ranks: drafted(tried, ranks).filled.too_large), None
 
 

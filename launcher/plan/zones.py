@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.config.schema import Layout, Model, Strategy
 from launcher.machine.topology import Core, Topology
@@ -19,8 +21,7 @@ MIN_CORES_TO_RESERVE: Final = 16
 _RANKS_WITHOUT_SPARE: Final = 2
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class Part:
+class Part(Struct, frozen=True, order=True):
     """The usable cores of one NUMA node on one socket, by lowest cpu."""
 
     socket: int
@@ -38,8 +39,7 @@ class Instance(NamedTuple):
     """Among those of the model."""
 
 
-@dataclass(frozen=True, slots=True)
-class Zone:
+class Zone(Struct, frozen=True):
     """Cores that are divided among instances: one part, or several where an instance spans nodes with ranks that do not
     have nodes of their own."""
 

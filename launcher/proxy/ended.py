@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Final, NamedTuple
+
+from msgspec import Struct, field
 
 from launcher.accounts.budgets import Budgets
 from launcher.accounts.ended_request import EndedRequest
@@ -21,8 +22,7 @@ def _nothing(_ended: EndedRequest) -> None:
     """Nobody keeps it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Accounting:
+class Accounting(Struct, frozen=True):
     """Who is told of ended requests. `record` returns at once and never raises."""
 
     record: Callable[[EndedRequest], None] = _nothing

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from launcher.accounts.budgets import Budgets, BudgetState
 from launcher.balancing.admission_queue import AdmissionQueue
@@ -28,8 +29,7 @@ from launcher.telemetry.timings import Timings
 # --- What `GET /v1/status` says of queue, tokens and keys: sums since the proxy's start, and the queue now.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueState:
+class QueueState(Struct, frozen=True, kw_only=True):
     """Requests that wait for an instance."""
 
     requests: int
@@ -44,8 +44,7 @@ class QueueState:
     """`queue_max_bytes`, likewise."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenTotals:
+class TokenTotals(Struct, frozen=True, kw_only=True):
     """Tokens of the requests that ended since the daemon's start."""
 
     prompt: int
@@ -56,8 +55,7 @@ class TokenTotals:
     """Generated."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyTotals:
+class KeyTotals(Struct, frozen=True, kw_only=True):
     """Requests of one API key since the daemon's start."""
 
     accepted: int
@@ -110,8 +108,7 @@ def key_totals(keys: ApiKeys) -> dict[str, KeyTotals]:
     }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(Struct, frozen=True, kw_only=True):
     """Of the proxy: what is read."""
 
     proxy: Proxy

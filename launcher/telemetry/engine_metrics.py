@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 # The names: vllm/v1/metrics/loggers.py of 0.32; llama-server: tools/server/server-task.cpp, build 11434.
 RUNNING: Final = "vllm:num_requests_running"
@@ -25,8 +26,7 @@ _BLOCK_SIZE: Final = re.compile(r'[{,]block_size="([0-9]+)"')
 _ROUNDED_FROM: Final = 10_000_000
 
 
-@dataclass(frozen=True, slots=True)
-class EngineMetrics:
+class EngineMetrics(Struct, frozen=True):
     """An engine's load and progress, summed over the engine cores of one server."""
 
     running: int  # vllm:num_requests_running, llamacpp:requests_processing
@@ -153,8 +153,7 @@ def _max_adapters(page: str) -> int | None:
 _LATE_S: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCounts:
+class EngineCounts(Struct, frozen=True):
     """An engine's counters at a probe."""
 
     generation: int
@@ -165,8 +164,7 @@ class EngineCounts:
     prefix_hits: int
 
 
-@dataclass(frozen=True, slots=True)
-class Rates:
+class Rates(Struct, frozen=True):
     """Per second, between two probes."""
 
     output_tokens: float
@@ -174,8 +172,7 @@ class Rates:
     prefix_hits: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     counts: EngineCounts
     rates: Rates | None = None
     until: float = 0.0

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from launcher.telemetry.history_columns import (
     HIT_RATE,
@@ -27,8 +27,7 @@ from launcher.telemetry.history_columns import (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """Rows of one step; the last `most` that were added are kept."""
 
     name: str

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from launcher.telemetry.engine_metrics import EngineCounts, EngineRates, Rates
@@ -22,8 +22,7 @@ _CLOCK_S: Final = 1.5
 _HOUR_S: Final = 3600
 
 
-@dataclass(frozen=True, slots=True)
-class SlotSample:
+class SlotSample(Struct, frozen=True):
     slot: int
     state: str
     in_flight: int
@@ -34,8 +33,7 @@ class SlotSample:
     counts: EngineCounts | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class Sample(Struct, frozen=True, kw_only=True):
     at: float
     """Monotonic."""
     totals: Mapping[str, float]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
+
+from msgspec import Struct
 
 # --- One row of the tables of metrics, and what a scrape fills in. ---
 
@@ -17,8 +18,7 @@ class MetricKind(StrEnum):
     GAUGE = "gauge"
 
 
-@dataclass(frozen=True, slots=True)
-class Spec:
+class Spec(Struct, frozen=True):
     name: str
     kind: MetricKind
     help: str

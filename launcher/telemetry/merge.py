@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Final
+
+from msgspec import Struct, field
 
 _SAMPLE = re.compile(
     r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{.*\})?[ \t]+([-+]?(?:[0-9.]\S*|Inf|NaN))(?:[ \t]+-?[0-9]+)?[ \t\r]*"
@@ -22,8 +23,7 @@ MAX_SERIES: Final = 50_000
 """Of one source; what comes beyond is left out, so that a page that invents labels can't eat the memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
+class Page(Struct, frozen=True):
     """One source's metrics, and the labels that tell it from the others."""
 
     text: str
@@ -33,16 +33,14 @@ class Page:
     generation: object = None  # the instance that wrote the page: the counters of another one start at 0
 
 
-@dataclass(slots=True)
-class _Family:
+class _Family(Struct):
     help: str | None = None
     type: str | None = None
     kind: str = "untyped"
     lines: list[str] = field(default_factory=list)  # of the page that is being made
 
 
-@dataclass(slots=True)
-class _Series:
+class _Series(Struct):
     family: _Family
     head: str  # name and labels as they go out, and a space
     grows: bool
@@ -71,8 +69,7 @@ class _Series:
         self.value, self.line = "0", f"{self.head}{self.base!r}"
 
 
-@dataclass(slots=True)
-class _Source:
+class _Source(Struct):
     labels: Mapping[str, str]
     generation: object
     series: dict[str, _Series] = field(default_factory=dict)  # by name and labels as the source writes them

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections import Counter, deque
 from collections.abc import Hashable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
+
+from msgspec import Struct
 
 WINDOW_S: Final = 300.0  # how old a value may be that still counts
 
@@ -17,8 +18,7 @@ WINDOW_S: Final = 300.0  # how old a value may be that still counts
 KEPT: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
+class Quantiles(Struct, frozen=True, kw_only=True):
     """Of the last values; in seconds."""
 
     p50_s: float

@@ -8,10 +8,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
+from msgspec.structs import replace
 from support.fake_operations import FakeOperations, slot_status
 from support.ledger_file import LedgerFile
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import dataclasses
 import os
 from pathlib import Path
 
 import uvloop
+from msgspec.structs import replace
 from support.synthetic import Machine
 
 from launcher.base import log_lines
@@ -36,7 +36,7 @@ def main() -> None:
     )
     binding = Binding(MemPolicy.NONE)
     engine = make_engine(config, deployment.stack, binding, deployment.run_dir)
-    deployment = dataclasses.replace(deployment, binding=binding, engine=engine)
+    deployment = replace(deployment, binding=binding, engine=engine)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(deployment))
 

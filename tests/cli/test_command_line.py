@@ -60,7 +60,7 @@ def test_no_verb_imports_what_it_does_not_need() -> None:
     loaded = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()
-    assert not {"aiohttp", "uvloop", "psutil", "numpy", "launcher.daemon.main"} & set(loaded)
+    assert not {"aiohttp", "msgspec", "uvloop", "psutil", "numpy", "launcher.daemon.main"} & set(loaded)
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,12 @@ import datetime as dt
 import json
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support import bench_results
 from support.fake_operations import Backstage, FakeOperations
 from support.ledger_file import LedgerFile
@@ -341,7 +341,7 @@ def test_status_has_one_line_of_cost(daemon: Backstage, capsys: Output) -> None:
         ({"seconds": 120, "today_utilisation": None}, "in the last 2m00s, today 6.30 USD"),
         ({"per_million_output": None, "today": None}, "cost: no output tokens in the last hour"),
     ):
-        daemon.operations.cost_now = replace(now, **changes)  # type: ignore[arg-type]
+        daemon.operations.cost_now = replace(now, **changes)
         assert main(["status"]) == 0
         assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(wanted)]
 

@@ -7,11 +7,11 @@ import io
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import Backstage, FakeOperations, slot_status
 from support.ledger_file import LedgerFile, unix
 from support.local_hosts import LocalHosts
@@ -208,10 +208,9 @@ def test_targets_are_written_for_prometheus_to_read(fleet: Fleet) -> None:
 def test_an_upgrade_by_the_configured_command(
     fleet: Fleet, capsys: pytest.CaptureFixture[str], monkeypatch: Any
 ) -> None:
-    import msgspec  # noqa: PLC0415
 
-    hosts = msgspec.structs.replace(fleet.config.hosts, upgrade=("sh", "-c", 'test "$HOST" = h1'))
-    fleet.config = msgspec.structs.replace(fleet.config, hosts=hosts)
+    hosts = replace(fleet.config.hosts, upgrade=("sh", "-c", 'test "$HOST" = h1'))
+    fleet.config = replace(fleet.config, hosts=hosts)
     monkeypatch.setattr("launcher.cli.fleet_upgrade.POLL_S", 0.01)
     with pytest.raises(Exception, match="cannot upgrade h2: the command ended with exit code 1") as caught:
         fleet("upgrade")

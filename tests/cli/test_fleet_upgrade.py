@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
 from support.local_hosts import LocalHosts
 
@@ -245,9 +244,7 @@ def test_a_daemon_that_is_gone_for_the_whole_time_stops_it(fleet: Fleet) -> None
     ],
 )
 def test_what_is_worse(after: object, found: list[str]) -> None:
-    assert (
-        worse(GOOD, after if isinstance(after, Figures) else msgspec.structs.replace(GOOD, **after)) == found
-    )  # type: ignore[arg-type]
+    assert worse(GOOD, after if isinstance(after, Figures) else replace(GOOD, **after)) == found  # type: ignore[arg-type]
 
 
 def test_slower_is_worse_beyond_noise() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import time
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import Backstage, FakeOperations
 from support.keys import Fields
 

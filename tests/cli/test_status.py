@@ -7,12 +7,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import CAUSE, VERIFIED, Backstage, FakeOperations, slot_status
 from support.verdicts import BEST, FINGERPRINT
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import VERIFIED, Backstage, FakeOperations, slot_status
 from support.terminal import Terminal
 

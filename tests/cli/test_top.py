@@ -7,11 +7,11 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
 from support.terminal import Terminal
 

@@ -54,7 +54,7 @@ def test_who_only_asks_needs_to_read() -> None:
 
 def test_every_field_of_status_is_explained() -> None:
     names = [name for name, _, meaning in fields_of(SlotStatus) if meaning]
-    assert names == list(SlotStatus.__dataclass_fields__)
+    assert names == list(SlotStatus.__struct_fields__)
 
 
 def test_every_promised_field_is_on_the_page() -> None:

@@ -11,12 +11,12 @@ import pwd
 import socket
 import stat
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from support.fake_operations import FakeOperations
 from support.fakes import until
 

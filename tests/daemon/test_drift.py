@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 
 import pytest
+from msgspec.structs import replace
 from support.planned_machine import PLAN, PLANNED
 
 from launcher.base.cpuset import CpuSet

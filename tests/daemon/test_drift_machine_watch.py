@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
+from msgspec.structs import replace
 from support.planned_machine import PLAN, PLANNED
 
 from launcher.base.cpuset import CpuSet

@@ -7,11 +7,12 @@ import os
 import signal
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.deployments import made
 from support.fakes import SOON_S, FakeSpawner, until
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from support.gguf_headers import write_gguf
 from support.verdicts import BEST
 
@@ -42,7 +41,7 @@ def deployment_of(model: Path, instances: int = 2) -> Deployment:
 
 def verdict(deployment: Deployment) -> BestLayout:
     cpus = cpus_of(deployment.to_json())
-    return msgspec.structs.replace(BEST, fingerprint=fingerprint_of(deployment), cpus=cpus)
+    return replace(BEST, fingerprint=fingerprint_of(deployment), cpus=cpus)
 
 
 def test_from_the_verdict_to_plan_and_status(model: Path, tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 from support.fakes import FakeEngine, FakeProber, FakeSpawner, a_slot
 
 from launcher.base.errors import RefusedError

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.deployments import CHANGED, LIMITS, PROBES, TimedProber, lame, made
 from support.fakes import SOON_S, FakeSpawner, until
 

@@ -6,13 +6,13 @@ import gzip
 import hmac
 import json
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 from support.fake_operations import CAUSE, FakeOperations, slot_status
 
 from launcher.base.errors import LauncherError

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import psutil
 import pytest
 from support.fakes import a_slot
@@ -41,7 +42,7 @@ from launcher.plan.plan import Slot
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
 
 # One failure is enough: no slot is restarted.
-LIMITS = replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)
+LIMITS = msgspec.structs.replace(Limits.of(Supervision()), crash_limit=1, stop_timeout_s=5.0)
 PROBES = ProbeSettings(probe_interval_s=1.0, tail_lines=2000, stall_timeout_s=5.0)
 # Takes twenty seconds on two idle cores.
 DEATH_S = 300.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 import re
 import ssl
@@ -14,6 +13,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.ingress_host import (
     CHAT,
     WAIT_S,
@@ -688,7 +688,7 @@ def test_an_old_haproxy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def a_server(**changed: object) -> Server:
     server = Server(key=None, address="10.0.0.1 8000", unused=False, draining=False, up=True, streams=2)
-    return dataclasses.replace(server, **changed)  # type: ignore[arg-type]
+    return replace(server, **changed)
 
 
 def test_a_server_of_nobody_is_drained_then_freed() -> None:

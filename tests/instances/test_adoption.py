@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.fakes import SOON_S, FakeEngine, FakeProber, FakeProcess, FakeSpawner, a_slot, until
 
 from launcher.base.cpuset import CpuSet

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 from support.examples import examples
 
 from launcher.config.schema import Supervision
@@ -57,7 +56,7 @@ A = Action
 
 
 def slot(state: State, intent: Intent = Intent.RUN, **more: object) -> SlotState:
-    return replace(SlotState(state=state, intent=intent, generation=G, since=1.0), **more)  # type: ignore[arg-type]
+    return replace(SlotState(state=state, intent=intent, generation=G, since=1.0), **more)
 
 
 def act(of: SlotState, *events: Event, now: float = NOW, limits: Limits = LIMITS) -> Step:

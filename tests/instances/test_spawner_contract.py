@@ -10,11 +10,11 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator, Awaitable
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 import pytest
+from msgspec.structs import replace
 from support.fakes import SOON_S
 from support.processes import TREE, Lines, still_running
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import stat
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.base.address import TcpAddress, UnixAddress
 from launcher.engines.base import Launch

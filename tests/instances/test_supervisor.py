@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 from support.fakes import SOON_S, FakeEngine, FakeProber, FakeSpawner, a_slot, until
 from support.scripted_engine import FakeEngine as Listening
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher.base.address import UnixAddress
 from launcher.engines.base import MARK, Launch
@@ -61,9 +60,7 @@ def test_over_is_when_nothing_is_left_or_under_way() -> None:
 
 def test_the_same_generation_is_adopted() -> None:
     assert fitting(1, RECORD, FACTS, SLOTS) == launch(2)
-    young = msgspec.structs.replace(
-        RECORD, invocation="", pid=0
-    )  # its daemon was killed before systemd had answered
+    young = replace(RECORD, invocation="", pid=0)  # its daemon was killed before systemd had answered
     assert fitting(1, young, FACTS, SLOTS) == launch(2)
 
 
@@ -77,7 +74,7 @@ def test_the_same_generation_is_adopted() -> None:
         (1, RECORD, replace(FACTS, main_pid=0), "it is active"),
         (1, RECORD, replace(FACTS, environment=()), "not the generation"),
         (1, RECORD, replace(FACTS, invocation="cd"), "not the generation"),
-        (1, msgspec.structs.replace(RECORD, generation=3), FACTS, "not the generation"),
+        (1, replace(RECORD, generation=3), FACTS, "not the generation"),
     ],
 )
 def test_what_does_not_fit_is_named(slot: int, record: Record | None, facts: UnitFacts, why: str) -> None:
@@ -97,9 +94,9 @@ def test_other_files_of_the_model_are_not_adopted() -> None:
     """The path is the same: a link has moved, or the files were replaced."""
     files = ModelFiles("/models/v2", "d2")
     slots = {1: lambda generation: replace(launch(generation), files=files)}
-    record = msgspec.structs.replace(RECORD, model="d1 /models/v1")
+    record = replace(RECORD, model="d1 /models/v1")
     assert fitting(1, record, FACTS, slots) == "its model's files are others now: /models/v2 (d2)"
-    same = fitting(1, msgspec.structs.replace(RECORD, model=files.to_text()), FACTS, slots)
+    same = fitting(1, replace(RECORD, model=files.to_text()), FACTS, slots)
     assert isinstance(same, Launch)
     assert same.files == files
     unknown = fitting(1, RECORD, FACTS, slots)

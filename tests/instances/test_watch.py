@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
+from msgspec.structs import replace
 from support.fakes import SOON_S, FakeClock, FakeEngine, FakeProber, FakeProcess, FakeTraffic, a_slot
 
 from launcher.base.address import UnixAddress

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.smbios_table import END, array, module
 from support.synthetic import EPYC, Machine
 from support.trees import ARCHIVES, title

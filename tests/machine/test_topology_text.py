@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
+from msgspec.structs import replace
 from support.synthetic import Machine
 
 from launcher.base.cpuset import CpuSet

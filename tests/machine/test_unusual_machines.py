@@ -8,13 +8,13 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from pathlib import Path
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.hwloc import compare, lstopo, parse_oracle
 from support.plans import make_plan
 from support.synthetic import Machine, mask, put, put_cpus

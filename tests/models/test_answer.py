@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher.models.answer import Answer, AnsweredLayers, with_answer
 from launcher.models.layers import KvLayers, LayerKind
@@ -43,7 +42,7 @@ def test_a_class_that_was_built_replaces_all_that_was_read_or_assumed() -> None:
 
 def test_a_description_that_could_not_be_read_is_known_now() -> None:
     unread = ModelProfile(100, None, None, unread="no num_hidden_layers")
-    its = with_answer(unread, msgspec.structs.replace(BUILT, quantization="fp8"), "vLLM 9")
+    its = with_answer(unread, replace(BUILT, quantization="fp8"), "vLLM 9")
     assert its.known
     assert its.unread is None
     assert its.quantization == "fp8"
@@ -57,7 +56,7 @@ def test_an_encoder_keeps_nothing() -> None:
 
 def test_a_cache_of_eight_bits_counts_in_the_type_of_the_profile() -> None:
     layers = (AnsweredLayers(kind=LayerKind.FULL, count=1, heads=2, head_bytes=256, head_size=128),)
-    its = with_answer(READ, msgspec.structs.replace(BUILT, element_bytes=1, layers=layers), "vLLM 9")
+    its = with_answer(READ, replace(BUILT, element_bytes=1, layers=layers), "vLLM 9")
     assert its.layers[0].head_bytes == 512
     assert its.kv_cache_dtype == "fp8"
     assert with_answer(READ, BUILT, "vLLM 9").kv_cache_dtype == "auto"

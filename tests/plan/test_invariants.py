@@ -7,6 +7,7 @@ from itertools import pairwise
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from support.examples import examples
 from support.plans import make_plan
 from support.synthetic import Machine
@@ -37,7 +38,7 @@ def machines(draw: st.DrawFn) -> Machine:
     every = range(machine.core_count * machine.smt)
     offline = draw(st.frozensets(st.sampled_from(every), max_size=len(every) // 3))
     allowed = draw(st.none() | st.frozensets(st.sampled_from(every), min_size=1).map(CpuSet))
-    return Machine(**{**machine.__dict__, "offline": offline, "allowed": allowed})
+    return replace(machine, offline=offline, allowed=allowed)
 
 
 @st.composite
@@ -133,9 +134,7 @@ def test_numbering_of_siblings_changes_no_core_set(machine: Machine, layout: Lay
     """Cpu ids differ between firmwares; which cores go together must not."""
 
     def core_sets(adjacent: bool) -> list[frozenset[object]]:
-        topology = Machine(
-            **{**machine.__dict__, "adjacent": adjacent, "offline": frozenset(), "allowed": None}
-        ).topology()
+        topology = replace(machine, adjacent=adjacent, offline=frozenset(), allowed=None).topology()
         return [
             frozenset(core.key for core in topology.cores if not core.cpus.isdisjoint(slot.placement.cpus))
             for slot in plan_of(topology, layout).slots

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from support.plans import make_plan
 from support.synthetic import Machine
 
@@ -275,7 +274,7 @@ def test_of_equally_near_nodes_that_with_the_most_room_is_bound() -> None:
     ]
     roomy = make_plan(replace(half, numa_nodes=tuple(larger)), config, {"m": PROFILE})
     assert [slot.placement.membind.format() for slot in roomy.slots] == ["2", "1", "2", "2"]
-    only = msgspec.structs.replace(config, models=(Model(name="m", path="/m", nodes=(0, 3)),))
+    only = replace(config, models=(Model(name="m", path="/m", nodes=(0, 3)),))
     assert [slot.placement.membind.format() for slot in make_plan(half, only, {"m": PROFILE}).slots] == [
         "1",
         "2",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
 from support.fakes import FakeClock, FakeProber, FakeProcess, FakeSpawner
 from support.synthetic import Machine
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
+
+from msgspec.structs import replace
 
 from launcher.accounts.budgets import BudgetState
 from launcher.accounts.cost import CostNow, CostReport, spent

@@ -36,8 +36,13 @@ class Class:
         self.module, self.node = module, node
         self.attributes: dict[str, str] = {}
         self.functions = [inner for inner in node.body if isinstance(inner, Function)]
-        self.is_record = decorated(node, "dataclass") or all(
-            function.name.startswith("__") or decorated(function, "property") for function in self.functions
+        self.is_record = (
+            decorated(node, "dataclass")
+            or any(ast.unparse(base) in {"Struct", "msgspec.Struct"} for base in node.bases)
+            or all(
+                function.name.startswith("__") or decorated(function, "property")
+                for function in self.functions
+            )
         )
 
     def infer(self, known: Classes) -> None:

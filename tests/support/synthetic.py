@@ -5,9 +5,10 @@ The two are made independently; test_synthetic_trees.py checks that reading the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
@@ -21,8 +22,7 @@ EPYC = CpuInfo(
 )
 
 
-@dataclass(frozen=True)
-class Machine:
+class Machine(Struct, frozen=True):
     """sockets x nodes a socket x L3 a node x cores an L3 x SMT; one die a socket."""
 
     sockets: int = 1
@@ -42,7 +42,7 @@ class Machine:
     memory_limit_bytes: int | None = None
     cpu_quota: Fraction | None = None
     has_l3: bool = True
-    cpu: CpuInfo = field(default=EPYC)
+    cpu: CpuInfo = EPYC
 
     @property
     def core_count(self) -> int:

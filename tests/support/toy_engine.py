@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from msgspec.structs import replace
 
 from launcher.base.address import UnixAddress
 from launcher.cli import main

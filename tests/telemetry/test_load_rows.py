@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from support.history_rows import NOON, value
 
 from launcher.telemetry.engine_metrics import EngineCounts

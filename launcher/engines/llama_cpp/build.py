@@ -8,8 +8,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError
 from launcher.engines.checks import Row, Tier, ok, warn
@@ -45,8 +47,7 @@ def wheel_version(command: Sequence[str]) -> str | None:
     return wheel_server.version_of(found)
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(Struct, frozen=True):
     """The abilities of a build on this host."""
 
     features: frozenset[str]

@@ -6,8 +6,10 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Final
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError, reason, timed_out
@@ -71,8 +73,7 @@ _INSTALL: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class LlamaCppEngine:
+class LlamaCppEngine(Struct, frozen=True):
     """llama-server, configured. Implements Engine."""
 
     command: tuple[str, ...]

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import GIB, MIB, format_size
@@ -187,8 +188,7 @@ def token_bytes(serving: EffectiveConfig, sixteen_bits: int, width: int = 2) -> 
     return sixteen_bits * _element_bytes(k, v) / width
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMemory:
+class RequestMemory(Struct, frozen=True):
     """Memory of one request of full length, in bytes."""
 
     kv: int

@@ -14,11 +14,11 @@ import struct
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 import numpy as np
+from msgspec import Struct
 
 from launcher.engines.tiny_model import (
     CONTEXT,
@@ -54,8 +54,7 @@ WORDS: Final = (
 # --- GGUF files. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Tensor:
+class Tensor(Struct, frozen=True):
     """A tensor of a file; its values are made when they are written."""
 
     name: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Self
+
+from msgspec import Struct
 
 from launcher.base.text import format_size
 from launcher.engines.build_jobs import JOB_BYTES, build_jobs
@@ -20,8 +21,7 @@ if TYPE_CHECKING:
 # --- Versions of vLLM, torch and zentorch that match, from compatibility.toml. ---
 
 
-@dataclass(frozen=True, slots=True)
-class VersionSet:
+class VersionSet(Struct, frozen=True):
     """Versions published for each other."""
 
     vllm: tuple[str, ...]
@@ -29,8 +29,7 @@ class VersionSet:
     zentorch: str
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Struct, frozen=True):
     sets: tuple[VersionSet, ...]
     plugin_from: Version
     plugin_to: Version

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.base.text import GIB, MIB, format_size
 from launcher.config.schema import Config
@@ -104,8 +105,7 @@ def request_bytes(profile: ModelProfile, serving: EffectiveConfig, ranks: int, p
     return pool.blocks(serving.planned_len) * pool.block_bytes
 
 
-@dataclass(frozen=True, slots=True)
-class _Overhead:
+class _Overhead(Struct, frozen=True):
     first_bytes: int
     """API server, EngineCore and the first rank's worker."""
     further_bytes: int

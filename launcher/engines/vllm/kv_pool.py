@@ -18,8 +18,10 @@ hybrid manager on, which it is on CPU (platforms/cpu.py, support_hybrid_kv_cache
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Final
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.models.layers import KvLayers, LayerKind
 
@@ -28,8 +30,7 @@ KERNEL_BLOCK: Final = 32
 _FEW_MORE: Final = 1.5  # kv_cache_utils.py, _get_kv_cache_groups_uniform_page_size
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(Struct, frozen=True):
     """Layers that share block numbers; `count` such groups."""
 
     kind: LayerKind
@@ -39,8 +40,7 @@ class Group:
     states: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Pool:
+class Pool(Struct, frozen=True):
     """Size of a block on one rank, and the groups that use blocks."""
 
     block_bytes: int
@@ -73,8 +73,7 @@ class Pool:
         return int(kv_bytes // self.block_bytes / self.blocks(length) * length)
 
 
-@dataclass(frozen=True, slots=True)
-class _Pages:
+class _Pages(Struct, frozen=True):
     kind: LayerKind
     count: int
     block_size: int

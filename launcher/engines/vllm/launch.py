@@ -6,9 +6,10 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Final
+
+from msgspec import Struct, field
 
 from launcher.base.address import UnixAddress
 from launcher.base.cpuset import CpuSet
@@ -66,8 +67,7 @@ UNWANTED: Final = (
 SHUTDOWN_SHARE: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class VllmEngine:
+class VllmEngine(Struct, frozen=True):
     """vLLM, configured. Implements Engine."""
 
     stack: Stack

@@ -20,11 +20,11 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import read_own, replace_file, state_folder
@@ -69,8 +69,7 @@ ENVIRONMENT: Final = {
 _CONSOLE: Final = b"vllm.entrypoints"
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """One model, as it would be started."""
 
     name: str
@@ -79,7 +78,7 @@ class Question:
     engine: str
     """vLLM with its version, for messages."""
     arguments: tuple[str, ...]
-    environment: Mapping[str, str] = field(hash=False)
+    environment: Mapping[str, str]
     instructions: tuple[str, ...] = ()
     digest: str = ""
     runs_code: bool = False
@@ -254,8 +253,7 @@ def answers_folder(environ: Mapping[str, str] = os.environ, uid: int | None = No
     return home / ".cache" / "numa-launcher" / _FOLDER
 
 
-@dataclass(frozen=True, slots=True)
-class Answers:
+class Answers(Struct, frozen=True):
     """Answers in a folder: a file for each digest. What cannot be read or written is asked again."""
 
     folder: Path

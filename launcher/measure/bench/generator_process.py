@@ -8,11 +8,11 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import psutil
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
@@ -34,8 +34,7 @@ LIMITED_SHARE: Final = 0.8
 LIMITED_WAIT: Final = 0.3
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
+class CpuTimes(Struct, frozen=True):
     """Of one process, in seconds since it started."""
 
     used: float

@@ -10,6 +10,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final
 
+from msgspec import Struct
+
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, reason
 from launcher.machine.hardware import Hardware
@@ -44,8 +46,7 @@ class Target:
     software: Software | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
+class Job(Struct, frozen=True, kw_only=True):
     """One point to be measured."""
 
     target: Target
@@ -68,15 +69,13 @@ class Job:
         return self.folder / f"{self.name}.log"
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
+class Command(Struct, frozen=True):
     argv: tuple[str, ...]
     env: Mapping[str, str]
     """Added to the environment. An empty value removes the variable."""
 
 
-@dataclass(frozen=True, slots=True)
-class Phase:
+class Phase(Struct, frozen=True):
     """Read from the load generator's output."""
 
     measuring: bool
@@ -94,8 +93,7 @@ class DriverError(LauncherError):
 # --- How far a run is, for a live line. ---
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class Progress(Struct, frozen=True, kw_only=True):
     """For a live line."""
 
     what: str

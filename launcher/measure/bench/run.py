@@ -5,11 +5,12 @@ from __future__ import annotations
 import datetime as dt
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError
 from launcher.base.text import counted
@@ -122,13 +123,12 @@ def _refuse_too_long(workload: Workload, target: Target, longest: int | None) ->
         )
 
 
-@dataclass(slots=True)
-class _Bench:
+class _Bench(Struct):
     first: Job
     driver: VllmDriver
     slo: Slo
     watch: Watch
-    keep_cache: bool = field(kw_only=True)
+    keep_cache: bool
     points: list[Point] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     started_at: str = field(

@@ -7,12 +7,12 @@ import errno
 import os
 import stat
 from collections.abc import Iterator, Mapping, MutableMapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
 import tomlkit
+from msgspec import Struct
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Item, Table
 
@@ -41,8 +41,7 @@ _STACKS: Final[Mapping[Stack, tuple[str, str]]] = {
 _BY_HAND: Final = "write the fragment that `tune` prints into the file by hand"
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(Struct, frozen=True):
     file: Path
     kept: Path | None
     """The old file; None when nothing had to be changed."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
@@ -28,8 +29,7 @@ from launcher.measure.tune.model import (
 from launcher.measure.tune.private_daemon import InstancesUser, PrivateDaemon, cause_of, running
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class Setting(Struct, frozen=True, kw_only=True):
     """What all visits of a run share."""
 
     config: Config

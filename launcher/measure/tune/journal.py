@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError, reason
 from launcher.measure.tune.identity import Fingerprint
@@ -72,8 +73,7 @@ _decoder: Final[msgspec.json.Decoder[Record]] = msgspec.json.Decoder(Record)
 _encoder: Final = msgspec.json.Encoder()
 
 
-@dataclass(frozen=True, slots=True)
-class Unfinished:
+class Unfinished(Struct, frozen=True):
     """A visit that began and has not ended."""
 
     began: VisitBegan

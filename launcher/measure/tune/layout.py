@@ -56,7 +56,7 @@ def find_candidates(
             "correct the configuration until `numa-launcher plan` shows no violations",
         )
     entered, refused, left_out = (
-        [msgspec.structs.replace(default, is_default=True)],
+        [replace(default, is_default=True)],
         _whole_machine(topology),
         [],
     )
@@ -81,7 +81,7 @@ def find_candidates(
             each = _planned(layout, topology, plan_of)
             if isinstance(each, Candidate) and _placed(each) not in its_own:
                 its_own.add(_placed(each))
-                entered.append(msgspec.structs.replace(each, refines=i))
+                entered.append(replace(each, refines=i))
     return Candidates(entered=entered, refused=refused, left_out=left_out)
 
 
@@ -121,7 +121,7 @@ def _layouts(topology: Topology, config: Config, stacks: Sequence[Stack]) -> Ite
     """In the order in which they are worth measuring; each with every stack before the next."""
     for layout in _layouts_of_one_stack(topology, config):
         for stack in stacks or (None,):
-            yield msgspec.structs.replace(layout, stack=stack)
+            yield replace(layout, stack=stack)
 
 
 def _layouts_of_one_stack(topology: Topology, config: Config) -> Iterator[Layout]:

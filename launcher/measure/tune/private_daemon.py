@@ -15,13 +15,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import psutil
 import tomlkit
+from msgspec import Struct
 
 from launcher.base.errors import LauncherError, reason
 from launcher.base.files import HUB
@@ -48,8 +48,7 @@ _IMPORTS_S: Final = 60.0
 _HIDDEN: Final = 'raise ImportError("switched off for this measurement")\n'
 
 
-@dataclass(frozen=True, slots=True)
-class InstancesUser:
+class InstancesUser(Struct, frozen=True):
     """The user of the service's instances. Code that comes with a model must not run as root."""
 
     name: str

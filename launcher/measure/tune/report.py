@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.text import counted, table
 from launcher.measure.tune.answers import compared
@@ -28,8 +28,7 @@ from launcher.measure.tune.search import replay
 # --- How long a search takes: before its first visit, and corrected by every one. ---
 
 
-@dataclass(frozen=True, slots=True)
-class Forecast:
+class Forecast(Struct, frozen=True):
     """The visits that may follow, at most: losers that leave early make the search shorter."""
 
     visits: int

@@ -6,11 +6,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from launcher.base import intervals
 from launcher.base.intervals import LEVEL, student_t
@@ -84,8 +84,7 @@ _MOST_FAILURES: Final = 2
 _LAST: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One visit that has ended."""
 
     result: VisitResult
@@ -270,8 +269,7 @@ class Rounds:
 # --- The verdict from a search's record. ---
 
 
-@dataclass(slots=True)
-class Found:
+class Found(Struct):
     """What the stages of a search have found."""
 
     default: int

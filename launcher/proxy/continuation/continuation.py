@@ -27,11 +27,12 @@ answer is repeated from the beginning, or ends in an error.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
 
 import msgspec
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from launcher.proxy.continuation import next_request
 from launcher.proxy.continuation.next_request import (
@@ -57,8 +58,7 @@ UNCOUNTED: Final = "its tokens can't be counted: the engine tells no token ids"
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineTraits:
+class EngineTraits(Struct, frozen=True):
     template_fits: bool = True  # False: the chat template is known not to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
@@ -66,8 +66,10 @@ class EngineTraits:
     """What the server applies to requests that name none, by vLLM's names; `most_tokens` caps every request."""
 
 
-@dataclass(frozen=True, slots=True)
-class Continuation:
+PLAIN: Final = EngineTraits()
+
+
+class Continuation(Struct, frozen=True):
     """The request for the next instance, and how its answer joins what the client has."""
 
     body: bytes
@@ -81,15 +83,13 @@ class Continuation:
     finish_reason: str | None = None  # with only_usage: the end that the client has not been told yet
 
 
-@dataclass(frozen=True, slots=True)
-class Complete:
+class Complete(Struct, frozen=True):
     """Only these bytes are missing; no instance is asked."""
 
     tail: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class NotExact:
+class NotExact(Struct, frozen=True):
     """The stream can't be continued honestly."""
 
     reason: str
@@ -99,7 +99,7 @@ def plan_continuation(
     path: str,
     body: bytes,
     transcript: Transcript,
-    engine: EngineTraits = EngineTraits(),
+    engine: EngineTraits = PLAIN,
     *,
     repeat: bool = False,
 ) -> Continuation | Complete | NotExact:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from launcher.base.api_errors import HttpError
 from launcher.proxy.downstream.slow_clients import Pace
@@ -96,8 +97,7 @@ class UploadMemory:
             first.on_granted()
 
 
-@dataclass(slots=True, eq=False)
-class Share:
+class Share(Struct, eq=False):
     """One body's memory, in bytes."""
 
     number: int  # in order of arrival

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.foreign_json import UNREADABLE
 from launcher.proxy.openai.body import MAX_TOKENS, whole_number, without_mark
@@ -39,8 +39,7 @@ _ATTRIBUTION_WITHIN = 65536
 Spans = list[tuple[int, int]]
 
 
-@dataclass(slots=True)
-class Prompt:
+class Prompt(Struct):
     text: memoryview | bytes = b""  # at least its first TEXT_BYTES, media replaced
     size: int = 0  # bytes of all of it, each image or sound counted as MEDIA_BYTES
     media: bool = False  # it has images or sounds

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+from msgspec import Struct
 from prometheus_client import generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -30,8 +30,7 @@ _LOG = logging.getLogger(__name__)
 _ADAPTER_LABELS: Final = ("max_lora", "waiting_lora_adapters", "running_lora_adapters")
 
 
-@dataclass(frozen=True, slots=True)
-class HostView:
+class HostView(Struct, frozen=True):
     running: int
     waiting: int  # in the proxy's queue, and inside the instances
     kv_usage: float  # 0 to 1

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 from urllib.parse import parse_qs
 
 import msgspec
+from msgspec import Struct
 
 from launcher.base.address import Address
 from launcher.base.api_errors import HttpError, unavailable
@@ -39,8 +39,7 @@ FETCH_TIMEOUT_S = 2.0  # an instance that is slower is left out of this page
 _LOG = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Instance:
+class Instance(Struct, frozen=True):
     """A running instance, as far as pages show it."""
 
     slot: int
@@ -222,8 +221,7 @@ MAX_PROMPT_TOKENS: Final = 100_000_000
 Query = Mapping[str, list[str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Sources:
+class Sources(Struct, frozen=True):
     instances: Callable[[], Sequence[Instance]]  # those that live, ready or draining, ordered by slot
     values: Callable[[], Values]  # the values of telemetry.metrics.TABLE
     timings: Timings

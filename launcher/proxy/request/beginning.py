@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
+
+from msgspec import Struct
 
 from launcher.balancing.prefix_cache import fingerprint
 from launcher.base.api_errors import HttpError
@@ -25,8 +26,7 @@ _FORM_MODEL: Final = re.compile(
 _NOTHING: Final = (None, False)  # behind a body that is whole
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Asked(Struct, frozen=True, kw_only=True):
     """One request."""
 
     id: str

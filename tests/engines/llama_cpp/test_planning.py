@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 from support.plans import make_plan
 from support.synthetic import Machine
 
@@ -336,7 +335,7 @@ def test_a_model_that_cannot_be_read_keeps_its_length_and_has_a_remedy_that_help
 def test_an_instance_over_several_nodes_is_refused_once_with_a_remedy(count: int, refused: bool) -> None:
     topology = Machine(nodes=2, cores=8, node_bytes=64 * GIB).topology()
     its = config(max_model_len=2048, max_num_seqs=2)
-    its = msgspec.structs.replace(its, layout=Layout(span_nodes=True, instances_per_socket=count))
+    its = replace(its, layout=Layout(span_nodes=True, instances_per_socket=count))
     made = make_plan(topology, its, {"m": PROFILE})
     assert ("spans-nodes" in codes(made)) is refused
     if refused:

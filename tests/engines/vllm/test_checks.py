@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from importlib import resources
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from launcher.base.text import GIB
 from launcher.engines.checks import Compiler, Installed, Row, Tier, Trouble, Verdict

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from launcher.base.errors import LauncherError
 from launcher.measure.bench import offered_load, outcomes, workloads
@@ -36,7 +36,7 @@ def job(folder: Path, workload: str = "rackspace-128", **more: Any) -> Job:
 
 def figures_of(file: dict[str, Any], asked: int = 8) -> Figures:
     """Of a file whose requests asked for `asked` tokens."""
-    workload = msgspec.structs.replace(workloads.named("rackspace-128"), output_tokens=asked)
+    workload = replace(workloads.named("rackspace-128"), output_tokens=asked)
     return outcomes.figures_of(requests_of(file, workload), float(file["duration"]))
 
 
@@ -99,7 +99,7 @@ def test_a_request_short_of_its_exact_length_has_failed(came: list[int]) -> None
 def test_an_event_before_the_first_output_is_no_token() -> None:
     """The role came early: without its event, time to first token and gaps are those of an engine that sends none."""
     file = file_of("completions")
-    workload = msgspec.structs.replace(workloads.named("rackspace-128"), output_tokens=8)
+    workload = replace(workloads.named("rackspace-128"), output_tokens=8)
     early = {
         **file,
         "ttfts": [0.001] * 4,
