@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import math
 import os
 import shutil
 import struct
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -45,6 +46,7 @@ TEMPLATE: Final = (
 
 # tokenizers.Tokenizer, which is imported only when a model is made.
 Tokenizer = Any
+Weights = np.ndarray[Any, np.dtype[np.float32]]
 
 
 def is_complete(folder: Path) -> bool:
@@ -77,9 +79,7 @@ def make(folder: Path, *, tied: bool = False) -> None:
         _save_tokenizer(tokenizer, building)
         _save_weights(tokenizer, building, tied=tied)
         (building / RECIPE_FILE).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
-        building.chmod(
-            0o755
-        )  # mkdtemp and safetensors create files for the owner only; the service runs as another user
+        building.chmod(0o755)  # mkdtemp creates it for the owner only; the service runs as another user
         for file in building.iterdir():
             file.chmod(0o644)
         if folder.exists():
@@ -139,14 +139,13 @@ def _save_weights(tokenizer: Tokenizer, folder: Path, *, tied: bool) -> None:
     # Unprintable tokens get a zero row, which scores 0, where the others score far on both sides of it: they never
     # win greedily and hardly ever by chance. Wide scores also keep the greedy choice the same whatever the rounding.
     dull = [i for i in range(size) if not _printable(tokenizer, i)]
-    write_safetensors(folder / "model.safetensors", _weights(size, dull, tied=tied))
-
-
-Weights = np.ndarray[Any, np.dtype[np.float32]]
+    weights = _weights(size, dull, tied=tied)
+    shapes = {name: values.shape for name, values in weights.items()}
+    write_safetensors(folder / "model.safetensors", shapes, weights.values())
 
 
 def _weights(size: int, dull: list[int], *, tied: bool) -> dict[str, Weights]:
-    """Random, the same on every machine; deviations are those that Llama is trained from."""
+    """Random, the same on every machine with this version of numpy; deviations are those that Llama is trained from."""
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Weights:
@@ -174,19 +173,21 @@ def _weights(size: int, dull: list[int], *, tied: bool) -> dict[str, Weights]:
     return tensors
 
 
-def write_safetensors(file: Path, tensors: Mapping[str, Weights]) -> None:
-    """In bfloat16. The format: https://huggingface.co/docs/safetensors, "Format"."""
+def write_safetensors(file: Path, shapes: Mapping[str, tuple[int, ...]], values: Iterable[Weights]) -> None:
+    """Tensors by name, in bfloat16; `values` in the same order. The format: https://huggingface.co/docs/safetensors,
+    "Format"."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, values in tensors.items():
-        end = at + 2 * values.size
-        header[name] = {"dtype": "BF16", "shape": values.shape, "data_offsets": (at, end)}
+    for name, shape in shapes.items():
+        end = at + 2 * math.prod(shape)
+        header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (at, end)}
         at = end
     text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8, as those that the library writes
     with file.open("wb") as out:
         out.write(struct.pack("<Q", len(text)) + text)
-        for values in tensors.values():
-            out.write(bfloat16(values).tobytes())
+        for each in values:
+            out.write(bfloat16(each).tobytes())
 
 
 def bfloat16(values: Weights) -> np.ndarray[Any, np.dtype[np.uint16]]:
@@ -212,7 +213,6 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"cannot make the tiny model: {str(folder)!r} contains other files", file=sys.stderr)
         print("choose an empty folder, or one that does not exist", file=sys.stderr)
         return 2
-    os.environ["HF_HUB_OFFLINE"] = "1"
     make(folder)
     print(f"{folder}: a tiny model with random weights")
     return 0

@@ -55,7 +55,8 @@ class RankFound(Struct, frozen=True):
 
 
 class Verification(Struct, frozen=True, kw_only=True):
-    """The result of a comparison. `status` shows it unchanged."""
+    """The result of a comparison. `status` shows it unchanged. `ok` and `problems` follow from the differences, whatever the
+    constructor is given."""
 
     ok: bool = True
     """Whether the instance is placed as planned."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from launcher.base.text import format_size
 from launcher.config.schema import Config, Strategy
@@ -66,7 +66,6 @@ def compare(
     cpus_only: bool = False,
 ) -> tuple[Column, ...]:
     """One column per strategy, in the order of `Strategy`. Raises LauncherError as `make_plan` does."""
-    replace = msgspec.structs.replace
     configs = (replace(config, layout=replace(config.layout, strategy=strategy)) for strategy in Strategy)
     plans = (make_plan(topology, each, profiles, planning=planning, cpus_only=cpus_only) for each in configs)
     return tuple(_column(plan, topology) for plan in plans)

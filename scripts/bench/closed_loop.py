@@ -43,7 +43,7 @@ class Load:
     system: int = 0
     """Shared by all conversations; 0: no prompt has anything in common with another."""
     answer: int = 0
-    """What stands for the answer in the turns after it."""
+    """Stands for each answer in the turns after it."""
 
 
 @dataclass(slots=True)
@@ -139,7 +139,7 @@ class ClosedLoop:
         return [self._chance.randrange(8, self._served.vocabulary) for _ in range(count)]
 
     def _prompts(self) -> Iterator[list[int]]:
-        """Of one client, one conversation after the other."""
+        """One client's conversations, turn by turn."""
         while True:
             history = [*self._system]
             for _ in range(self._load.turns):

@@ -6,7 +6,6 @@ The vocabulary is the 256 bytes and words that no text gives, so that a byte is 
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -17,7 +16,7 @@ import numpy as np
 
 from launcher.engines.llama_cpp import tiny_gguf
 from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, Tensor, byte_characters, float32
-from launcher.engines.tiny_model import bfloat16
+from launcher.engines.tiny_model import bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
 CONTEXT: Final = 4096
@@ -117,17 +116,8 @@ def write_folder(shape: Shape, folder: Path) -> None:
             "model_max_length": CONTEXT,
         })
     )  # fmt: skip
-    header: dict[str, Any] = {}
-    at = 0
-    for name, _, size in tensors_of(shape):
-        end = at + 2 * int(np.prod(size))
-        header[name] = {"dtype": "BF16", "shape": size, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header).encode()
-    with (folder / "model.safetensors").open("wb") as out:
-        out.write(struct.pack("<Q", len(text)) + text)
-        for name, _, size in tensors_of(shape):
-            out.write(bfloat16(values_of(name, size)).tobytes())
+    shapes = {name: size for name, _, size in tensors_of(shape)}
+    write_safetensors(folder / "model.safetensors", shapes, (values_of(*each) for each in shapes.items()))
 
 
 def tensors_of(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...]]]:

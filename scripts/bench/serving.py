@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import aiohttp
 import uvloop
+from msgspec.structs import replace
 
 from bench.closed_loop import Cell, ClosedLoop, Load, Served
 from bench.engine_servers import Server, missing
@@ -29,7 +30,7 @@ from bench.processes import FailedError
 from bench.random_model import SHAPES, TYPES, write_folder, write_gguf
 from launcher.base.errors import LauncherError
 from launcher.measure.bench.workloads import DEFAULT as DEFAULT_WORKLOAD
-from launcher.measure.bench.workloads import all_workloads, named
+from launcher.measure.bench.workloads import Workload, all_workloads, named
 
 CACHE: Final = (
     Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "numa-launcher" / "bench-models"
@@ -126,7 +127,11 @@ class Run:
         """One load on one server."""
         args = self.args
         made = Cell(server.name, number, clients)
-        load = args.load(clients, seconds)
+        asked = args.asked
+        load = Load(
+            clients, seconds, asked.input_tokens or asked.question_words, asked.output_tokens,
+            turns=asked.turns or 1, system=asked.system_words, answer=asked.answer_words,
+        )  # fmt: skip
         served = Served(server.url, server.model, args.vocabulary)
         timeout = aiohttp.ClientTimeout(total=None)
         # Some servers close a connection right after an answer, and a request that is sent then has no answer.
@@ -203,7 +208,8 @@ def run(argv: list[str]) -> int:
     """Measure as the command line says."""
     args = _parser().parse_args(argv)
     try:
-        args.load = _load_of(args)
+        args.asked = _asked(args)
+        args.max_model_len = args.max_model_len or max(512, args.asked.longest)
         args.servers = list(_servers_here(args))
         _find_model(args)
     except LauncherError as error:
@@ -213,24 +219,11 @@ def run(argv: list[str]) -> int:
         return runner.run(Run(args, args.folder or Path(top)).run())
 
 
-def _load_of(args: argparse.Namespace) -> Callable[[int, float], Load]:
-    """The load of --workload, by clients and seconds; sets the length of contexts that it needs."""
+def _asked(args: argparse.Namespace) -> Workload:
+    """--workload, with the lengths that are given."""
     asked = named(args.workload)
-    shape = {
-        "question": args.input or asked.input_tokens or asked.question_words,
-        "output": args.output or asked.output_tokens or 0,
-        "turns": asked.turns or 1,
-        "system": asked.system_words,
-        "answer": asked.answer_words,
-    }
-    longest = (
-        shape["system"]
-        + shape["turns"] * (shape["question"] + shape["answer"])
-        - shape["answer"]
-        + shape["output"]
-    )
-    args.max_model_len = args.max_model_len or max(512, longest)
-    return lambda clients, seconds: Load(clients, seconds, **shape)
+    given = {"question_words" if asked.turns else "input_tokens": args.input, "output_tokens": args.output}
+    return replace(asked, **{name: value for name, value in given.items() if value})
 
 
 def _servers_here(args: argparse.Namespace) -> Iterator[str]:

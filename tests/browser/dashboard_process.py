@@ -102,7 +102,7 @@ class Running:
 
 def serious(visit: Visit) -> list[str]:
     """What axe finds that keeps people out."""
-    # What is in order is not described element by element: that takes two thirds of the time on a large page.
+    # Elements without a violation are not described: that takes two thirds of the time on a large page.
     found = Axe().run(visit.page, options={"resultTypes": ["violations"]})
     assert found["passes"]
     return [

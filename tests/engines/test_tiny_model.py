@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -40,6 +41,8 @@ def test_it_is_a_model_that_can_be_planned(tied: bool, tmp_path: Path) -> None:
     assert is_complete(tmp_path / "one")
     profile = read_profile(str(tmp_path / "one"))
     assert (profile.max_model_len, profile.num_layers) == (CONTEXT, LAYERS)
+    (header,) = struct.unpack("<Q", (tmp_path / "one" / "model.safetensors").read_bytes()[:8])
+    assert header % 8 == 0, "tensors are aligned"
     make(tmp_path / "other", tied=tied)
     for name in FILES:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "other" / name).read_bytes()
@@ -50,7 +53,7 @@ def test_it_is_a_model_that_can_be_planned(tied: bool, tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_torch_reads_the_weights_and_transformers_the_tokenizer(tmp_path: Path) -> None:
-    """Of both the users' engines have one; they take seconds to import."""
+    """vLLM loads the model with both. They take seconds to import."""
     make(tmp_path / "tiny")
     look = """
 import json, sys

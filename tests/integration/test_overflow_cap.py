@@ -75,14 +75,16 @@ async def load(url: str, chance: random.Random, *, until_refused: bool) -> None:
             await asyncio.gather(*(client(session) for _ in range(WORKERS)))
 
 
-@pytest.mark.parametrize("kills", [1, pytest.param(25, marks=pytest.mark.release)])
-@pytest.mark.long
+@pytest.mark.parametrize(
+    ("kills", "share"), [(1, 0.1), pytest.param(25, 0.5, marks=pytest.mark.release)], ids=["1", "25"]
+)
 def test_sigkill_under_load_holds_the_cap(
-    start: Start, cloud: CloudProcess, tmp_path: Path, kills: int
+    start: Start, cloud: CloudProcess, tmp_path: Path, kills: int, share: float
 ) -> None:
+    """`share`: of the cap, for each run of the daemon."""
     chance = random.Random(kills)  # noqa: S311
     # Each kill leaves up to WORKERS requests whose cost nobody knows: they count as reserved.
-    cap = 0.5 * (kills + 1)
+    cap = share * (kills + 1)
     unstored = 0
     environ = {"SSL_CERT_FILE": str(cloud.certificate.path), "STATE_DIRECTORY": str(tmp_path / "state")}
     more = config(cloud, str(cap))

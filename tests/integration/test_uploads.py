@@ -10,7 +10,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import psutil
-import pytest
 from support.daemon_process import DaemonProcess
 
 MIB = 1 << 20
@@ -59,7 +58,6 @@ def metric(url: str, name: str) -> float:
     return float(text.partition(f"\nnuma_launcher_{name} ")[2].partition("\n")[0])
 
 
-@pytest.mark.long
 def test_20_uploads_of_63_mib_stay_within_the_memory_limit(start: Callable[..., DaemonProcess]) -> None:
     environ = {"NUMA_LAUNCHER_PROXY__UPLOAD_MAX_BYTES": str(BUDGET)}
     daemon = start(instances=1, environ=environ)

@@ -122,7 +122,7 @@ def test_a_short_run(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_conversations(tmp_path: Path) -> None:
-    """Of the workload `chat`: four turns behind one shared beginning, each with those before it."""
+    """The workload `chat` has four turns behind one shared beginning; each repeats those before it."""
     engine = tmp_path / "engine"
     engine.write_text(STAND_IN.format(python=sys.executable))
     engine.chmod(0o755)

@@ -65,7 +65,7 @@ class Daemon:
         return Member(host=self.name, address=f"127.0.0.1:{self.port}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # Cancelled at the end of a test, too: a connection left open is a warning of uvloop's.
+        # The end of a test cancels this. uvloop warns of a connection that is left open.
         with closing(writer), suppress(OSError, EOFError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")

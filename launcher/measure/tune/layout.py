@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal
 
-import msgspec
 from msgspec.structs import replace
 
 from launcher.base.cpuset import CpuSet
@@ -188,7 +187,6 @@ def _refinements(
     those of the default's plan."""
     slot = default["slots"][0]
     seqs, tokens = slot["max_num_seqs"], slot["max_num_batched_tokens"]
-    replace = msgspec.structs.replace
     yield from (replace(best, reserve_cores=reserve) for reserve in _reserves(topology, config))
     yield from (replace(best, max_num_seqs=each) for each in (max(1, seqs // 2), seqs * 2, seqs * 4))
     yield from (replace(best, max_num_batched_tokens=each) for each in _BATCHED_TOKENS if each != tokens)

@@ -66,7 +66,7 @@ class EngineTraits(Struct, frozen=True):
     """What the server applies to requests that name none, by vLLM's names; `most_tokens` caps every request."""
 
 
-PLAIN: Final = EngineTraits()
+_USUAL: Final = EngineTraits()
 
 
 class Continuation(Struct, frozen=True):
@@ -99,7 +99,7 @@ def plan_continuation(
     path: str,
     body: bytes,
     transcript: Transcript,
-    engine: EngineTraits = PLAIN,
+    engine: EngineTraits = _USUAL,
     *,
     repeat: bool = False,
 ) -> Continuation | Complete | NotExact:

@@ -10,6 +10,7 @@ import numpy as np
 from safetensors.torch import load_file
 
 from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, float32, write_gguf
+from launcher.engines.tiny_model import TEMPLATE
 
 _NAMES: Final = {
     "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
@@ -58,7 +59,7 @@ def _shape(config: dict[str, Any]) -> dict[str, Any]:
         "llama.attention.head_count_kv": config["num_key_value_heads"],
         "llama.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
         "llama.rope.dimension_count": config["head_dim"],
-        "llama.rope.freq_base": float(config["rope_parameters"]["rope_theta"]),
+        "llama.rope.freq_base": float(config["rope_theta"]),
         "llama.vocab_size": config["vocab_size"],
     }
 
@@ -77,5 +78,5 @@ def _tokenizer(folder: Path, config: dict[str, Any]) -> dict[str, Any]:
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
         "tokenizer.ggml.padding_token_id": config["pad_token_id"],
         "tokenizer.ggml.add_bos_token": False,
-        "tokenizer.chat_template": (folder / "chat_template.jinja").read_text(),
+        "tokenizer.chat_template": TEMPLATE,
     }

@@ -100,4 +100,4 @@ def test_the_promises_hold(seeds: int) -> None:
     searches = [each for kind in (*different.values(), equal) for each in kind]
     found = [each.covered for each in searches if each.covered is not None]
     report("intervals that cover the true ratio, all searches", share(found))
-    assert 0.93 - slack <= np.mean(found) <= 0.97 + slack
+    assert 0.93 - slack <= np.mean(found) <= (0.97 if slack == 0 else 1)
