@@ -78,7 +78,7 @@ def make(folder: Path, *, tied: bool = False) -> None:
         tokenizer = _train_tokenizer()
         _save_tokenizer(tokenizer, building)
         _save_weights(tokenizer, building, tied=tied)
-        (building / RECIPE_FILE).write_text(json.dumps({"recipe": RECIPE}) + "\n", encoding="utf-8")
+        _write_json(building / RECIPE_FILE, {"recipe": RECIPE})
         building.chmod(0o755)  # mkdtemp creates it for the owner only; the service runs as another user
         for file in building.iterdir():
             file.chmod(0o644)
@@ -139,22 +139,23 @@ def _save_weights(tokenizer: Tokenizer, folder: Path, *, tied: bool) -> None:
     # Unprintable tokens get a zero row, which scores 0, where the others score far on both sides of it: they never
     # win greedily and hardly ever by chance. Wide scores also keep the greedy choice the same whatever the rounding.
     dull = [i for i in range(size) if not _printable(tokenizer, i)]
-    weights = _weights(size, dull, tied=tied)
+    weights = random_weights(size, dull, tied=tied)
     shapes = {name: values.shape for name, values in weights.items()}
     write_safetensors(folder / "model.safetensors", shapes, weights.values())
 
 
-def _weights(size: int, dull: list[int], *, tied: bool) -> dict[str, Weights]:
-    """Random, the same on every machine with this version of numpy; deviations are those that Llama is trained from."""
+def random_weights(size: int, dull: Iterable[int], *, tied: bool = False) -> dict[str, Weights]:
+    """By transformers' names; the same on every machine with this version of numpy. `size`: of the vocabulary. `dull`:
+    tokens that score 0. Deviations are those that Llama is trained from."""
     random = np.random.default_rng(0)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> Weights:
-        return random.normal(0.0, 0.02 * scale, (rows, columns)).astype(np.float32)
+        return random.normal(0.0, 0.02, (rows, columns)).astype(np.float32) * np.float32(scale)
 
     head = matrix(size, HIDDEN, HEAD_SCALE)
-    head[dull] = 0
+    head[list(dull)] = 0
     ones = np.ones(HIDDEN, np.float32)
-    tensors = {"model.norm.weight": ones, "model.embed_tokens.weight": head if tied else matrix(size, HIDDEN)}
+    tensors = {"model.embed_tokens.weight": head if tied else matrix(size, HIDDEN), "model.norm.weight": ones}
     if not tied:
         tensors["lm_head.weight"] = head
     # The last token is its own best successor where the embedding is the output, unless the layers drown it.
@@ -163,9 +164,9 @@ def _weights(size: int, dull: list[int], *, tied: bool) -> dict[str, Weights]:
         tensors |= {
             f"model.layers.{layer}.{name}.weight": values
             for name, values in (
-                ("input_layernorm", ones), ("post_attention_layernorm", ones),
-                ("self_attn.q_proj", matrix(HIDDEN, HIDDEN)), ("self_attn.k_proj", matrix(HIDDEN // 2, HIDDEN)),
-                ("self_attn.v_proj", matrix(HIDDEN // 2, HIDDEN)), ("self_attn.o_proj", matrix(HIDDEN, HIDDEN, loud)),
+                ("input_layernorm", ones), ("self_attn.q_proj", matrix(HIDDEN, HIDDEN)),
+                ("self_attn.k_proj", matrix(HIDDEN // 2, HIDDEN)), ("self_attn.v_proj", matrix(HIDDEN // 2, HIDDEN)),
+                ("self_attn.o_proj", matrix(HIDDEN, HIDDEN, loud)), ("post_attention_layernorm", ones),
                 ("mlp.gate_proj", matrix(INNER, HIDDEN)), ("mlp.up_proj", matrix(INNER, HIDDEN)),
                 ("mlp.down_proj", matrix(HIDDEN, INNER, loud)),
             )

@@ -6,7 +6,7 @@ The vocabulary is the 256 bytes and words that no text gives, so that a byte is 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from launcher.engines.llama_cpp import tiny_gguf
-from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, Tensor, byte_characters, float32
+from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, Tensor, byte_characters, float32, gguf_name
 from launcher.engines.tiny_model import bfloat16, write_safetensors
 
 Array = np.ndarray[Any, Any]
@@ -39,31 +39,32 @@ class Shape:
         """Heads of queries."""
         return self.hidden // HEAD
 
-    def tensors(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(name in safetensors, name in GGUF, rows and columns) of each."""
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        """Rows and columns of each, by the name in safetensors."""
         wide, narrow = self.hidden, self.kv_heads * HEAD
-        yield "model.embed_tokens", "token_embd", (self.vocabulary, wide)
-        yield "model.norm", "output_norm", (wide,)
-        for number in range(self.layers):
-            here, there = f"model.layers.{number}", f"blk.{number}"
-            for ours, theirs, shape in (
-                ("input_layernorm", "attn_norm", (wide,)),
-                ("self_attn.q_proj", "attn_q", (wide, wide)),
-                ("self_attn.k_proj", "attn_k", (narrow, wide)),
-                ("self_attn.v_proj", "attn_v", (narrow, wide)),
-                ("self_attn.o_proj", "attn_output", (wide, wide)),
-                ("post_attention_layernorm", "ffn_norm", (wide,)),
-                ("mlp.gate_proj", "ffn_gate", (self.feed_forward, wide)),
-                ("mlp.up_proj", "ffn_up", (self.feed_forward, wide)),
-                ("mlp.down_proj", "ffn_down", (wide, self.feed_forward)),
-            ):
-                yield f"{here}.{ours}.weight", f"{there}.{theirs}.weight", shape
-            for ours, theirs, rows in (
-                ("q", "attn_q", wide),
-                ("k", "attn_k", narrow),
-                ("v", "attn_v", narrow),
-            ):
-                yield f"{here}.self_attn.{ours}_proj.bias", f"{there}.{theirs}.bias", (rows,)
+        found: dict[str, tuple[int, ...]] = {
+            "model.embed_tokens.weight": (self.vocabulary, wide),
+            "model.norm.weight": (wide,),
+        }
+        for layer in range(self.layers):
+            found |= {
+                f"model.layers.{layer}.{name}": shape
+                for name, shape in (
+                    ("input_layernorm.weight", (wide,)),
+                    ("self_attn.q_proj.weight", (wide, wide)),
+                    ("self_attn.k_proj.weight", (narrow, wide)),
+                    ("self_attn.v_proj.weight", (narrow, wide)),
+                    ("self_attn.o_proj.weight", (wide, wide)),
+                    ("post_attention_layernorm.weight", (wide,)),
+                    ("mlp.gate_proj.weight", (self.feed_forward, wide)),
+                    ("mlp.up_proj.weight", (self.feed_forward, wide)),
+                    ("mlp.down_proj.weight", (wide, self.feed_forward)),
+                    ("self_attn.q_proj.bias", (wide,)),
+                    ("self_attn.k_proj.bias", (narrow,)),
+                    ("self_attn.v_proj.bias", (narrow,)),
+                )
+            }
+        return found
 
 
 SHAPES: Final = {
@@ -116,18 +117,8 @@ def write_folder(shape: Shape, folder: Path) -> None:
             "model_max_length": CONTEXT,
         })
     )  # fmt: skip
-    shapes = {name: size for name, _, size in tensors_of(shape)}
+    shapes = shape.tensors()
     write_safetensors(folder / "model.safetensors", shapes, (values_of(*each) for each in shapes.items()))
-
-
-def tensors_of(shape: Shape) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-    """`Shape.tensors` with the names as files have them."""
-    for ours, theirs, size in shape.tensors():
-        yield (
-            (ours, theirs, size)
-            if ours.endswith((".weight", ".bias"))
-            else (f"{ours}.weight", f"{theirs}.weight", size)
-        )
 
 
 def vocabulary(shape: Shape) -> list[str]:
@@ -168,13 +159,15 @@ def write_gguf(shape: Shape, kind: str, file: Path) -> None:
     """Matrices of type `kind`; norms and biases are float32."""
     number, value_bytes, quantise = TYPES[kind]
 
-    def tensor(name: str, theirs: str, size: tuple[int, ...]) -> Tensor:
+    def tensor(name: str, size: tuple[int, ...]) -> Tensor:
         if len(size) == 1:
-            return float32(theirs, values_of(name, size))
+            return float32(gguf_name(name), values_of(name, size))
         stored = int(size[0] * size[1] * value_bytes)
-        return Tensor(theirs, size, number, stored, lambda: quantise(values_of(name, size)).tobytes())
+        return Tensor(
+            gguf_name(name), size, number, stored, lambda: quantise(values_of(name, size)).tobytes()
+        )
 
-    tiny_gguf.write_gguf(file, _keys(shape), [tensor(*its) for its in tensors_of(shape)])
+    tiny_gguf.write_gguf(file, _keys(shape), [tensor(*its) for its in shape.tensors().items()])
 
 
 def _keys(shape: Shape) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from launcher.engines.llama_cpp.tiny_gguf import ALIGNMENT
 from launcher.models.gguf_model import read_gguf_profile
 
 SHAPE = random_model.SHAPES["tiny"]
-PARAMETERS = sum(int(np.prod(size)) for _, _, size in random_model.tensors_of(SHAPE))
+PARAMETERS = sum(int(np.prod(size)) for size in SHAPE.tensors().values())
 
 
 def test_bfloat16_rounds_to_the_nearest() -> None:

@@ -17,12 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-import numpy as np
 from msgspec import Struct
 
 from launcher.engines.tiny_model import (
     CONTEXT,
-    HEAD_SCALE,
     HEADS,
     HIDDEN,
     INNER,
@@ -30,11 +28,19 @@ from launcher.engines.tiny_model import (
     SPECIAL,
     TEMPLATE,
     Weights,
+    random_weights,
 )
 
 # GGUF (ggml/docs/gguf.md), version 3: types of values, alignment of tensors.
 _U32, _I32, _F32, _BOOL, _STRING, _ARRAY = 4, 5, 6, 7, 8, 9
 ALIGNMENT: Final = 32
+# Tensors as transformers names them, and as GGUF does (gguf-py/gguf/tensor_mapping.py).
+_NAMES: Final = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
 # llama_token_type
 NORMAL, CONTROL = 1, 3
 
@@ -125,7 +131,10 @@ def make(file: Path) -> None:
     building = Path(name)
     try:
         tokens, merges = vocabulary()
-        tensors = [float32(name, values) for name, values in _weights(tokens).items()]
+        # Tokens that are no whole word are hardly ever chosen.
+        words = {"Ġ" + word for word in WORDS}
+        weights = random_weights(len(tokens), (i for i, token in enumerate(tokens) if token not in words))
+        tensors = [float32(gguf_name(name), values) for name, values in weights.items()]
         write_gguf(building, _metadata(tokens, merges), tensors)
         building.chmod(0o644)  # mkstemp creates it for the owner only; the service runs as another user
         building.rename(file)
@@ -190,34 +199,13 @@ def _metadata(tokens: list[str], merges: list[str]) -> dict[str, Any]:
     }
 
 
-def _weights(tokens: list[str]) -> dict[str, Weights]:
-    """Random, the same on every machine. Tokens that are no whole word score 0, where words score far on both sides of it:
-    they are hardly ever chosen."""
-    random = np.random.default_rng(0)
-
-    def matrix(rows: int, columns: int) -> Weights:
-        return random.normal(0.0, 0.02, (rows, columns)).astype(np.float32)
-
-    head = matrix(len(tokens), HIDDEN) * np.float32(HEAD_SCALE)
-    words = {"Ġ" + word for word in WORDS}
-    head[[index for index, token in enumerate(tokens) if token not in words]] = 0
-    ones = np.ones(HIDDEN, np.float32)
-    tensors = {
-        "token_embd.weight": matrix(len(tokens), HIDDEN),
-        "output_norm.weight": ones,
-        "output.weight": head,
-    }
-    for layer in range(LAYERS):
-        tensors |= {
-            f"blk.{layer}.{name}.weight": values
-            for name, values in (
-                ("attn_norm", ones), ("attn_q", matrix(HIDDEN, HIDDEN)), ("attn_k", matrix(HIDDEN // 2, HIDDEN)),
-                ("attn_v", matrix(HIDDEN // 2, HIDDEN)), ("attn_output", matrix(HIDDEN, HIDDEN)), ("ffn_norm", ones),
-                ("ffn_gate", matrix(INNER, HIDDEN)), ("ffn_up", matrix(INNER, HIDDEN)),
-                ("ffn_down", matrix(HIDDEN, INNER)),
-            )
-        }  # fmt: skip
-    return tensors
+def gguf_name(name: str) -> str:
+    """The name in GGUF of a tensor that has this one in transformers."""
+    stem, _, kind = name.rpartition(".")
+    if stem in _NAMES:
+        return f"{_NAMES[stem]}.{kind}"
+    _, _, layer, rest = stem.split(".", 3)
+    return f"blk.{layer}.{_NAMES[rest]}.{kind}"
 
 
 def main(arguments: list[str] | None = None) -> int:

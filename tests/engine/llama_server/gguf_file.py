@@ -4,38 +4,23 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from safetensors.torch import load_file
 
-from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, float32, write_gguf
+from launcher.engines.llama_cpp.tiny_gguf import CONTROL, NORMAL, float32, gguf_name, write_gguf
 from launcher.engines.tiny_model import TEMPLATE
-
-_NAMES: Final = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "input_layernorm": "attn_norm", "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-}  # fmt: skip
 
 
 def write(folder: Path, file: Path) -> None:
     """The Llama that launcher.engines.tiny_model made in `folder`, as `file`."""
     config = json.loads((folder / "config.json").read_text())
     tensors = [
-        float32(_name(name), _values(name, tensor.float().numpy(), config))
+        float32(gguf_name(name), _values(name, tensor.float().numpy(), config))
         for name, tensor in load_file(folder / "model.safetensors").items()
     ]
     write_gguf(file, {**_shape(config), **_tokenizer(folder, config)}, tensors)
-
-
-def _name(name: str) -> str:
-    stem = name.removesuffix(".weight")
-    if stem in _NAMES:
-        return f"{_NAMES[stem]}.weight"
-    _, _, layer, rest = stem.split(".", 3)
-    return f"blk.{layer}.{_NAMES[rest]}.weight"
 
 
 def _values(name: str, values: np.ndarray[Any, Any], config: dict[str, Any]) -> np.ndarray[Any, Any]:

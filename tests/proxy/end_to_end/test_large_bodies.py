@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
-from support.budgets import bound
+from support.budgets import bound, partly_gated
 
 from launcher.base.address import UnixAddress
 from launcher.config.schema import Model, Proxy
@@ -86,7 +86,7 @@ CHUNKS = {
 }  # fmt: skip
 
 
-# Those that take the most of each kind of work: copying, decoding, building. The gate has them; budgets have all.
+# Those that take the most of each kind of work: copying, decoding, building.
 GATED = {
     ("small arrays", SMALL),
     *((name, LARGE) for name in ("escapes", "numbers", "small arrays")),
@@ -96,10 +96,7 @@ GATED = {
 
 @pytest.mark.parametrize(
     ("name", "size"),
-    [
-        pytest.param(*case, marks=() if case in GATED else pytest.mark.budget)
-        for case in (*product(JSONS, (SMALL, LARGE)), ("one picture", MOST), ("numbers", MOST))
-    ],
+    partly_gated((*product(JSONS, (SMALL, LARGE)), ("one picture", MOST), ("numbers", MOST)), GATED),
 )
 def test_json(tmp_path: Path, name: str, size: int) -> None:
     fields = b"Content-Type: application/json\r\n"

@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, closing, contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
-from support.budgets import ALONE
+from support.budgets import ALONE, partly_gated
 from support.flooding import HEALTH, WORST_S, Address, Asker, least_wait, pipeline
 
 from launcher.base.address import UnixAddress
@@ -101,16 +100,11 @@ CHUNKS = 200_000
 FIRST = event(b'"role":"assistant","content":""') + event(b'"content":"w"')
 
 
-def kinds_and_sizes() -> list[Any]:
-    """The gate has usual events, small and as they are, and those that are looked at most closely."""
-    gated = {*product(("usual", "of errors", "with usage"), (None,)), ("usual", 3), ("comments", 60_000)}
-    return [
-        pytest.param(*case, marks=() if case in gated else pytest.mark.budget)
-        for case in product(EVENTS, (None, 3, 60_000))
-    ]
+# Usual events, small and as they are, and those that are looked at most closely.
+GATED = {*product(("usual", "of errors", "with usage"), (None,)), ("usual", 3), ("comments", 60_000)}
 
 
-@pytest.mark.parametrize(("kind", "size"), kinds_and_sizes())
+@pytest.mark.parametrize(("kind", "size"), partly_gated(product(EVENTS, (None, 3, 60_000)), GATED))
 def test_events_of_an_instance_that_come_at_once(tmp_path: Path, kind: str, size: int | None) -> None:
     one = EVENTS[kind]
     total = (4 << 20) if size != 3 else 1 << 20
