@@ -12,6 +12,8 @@ from collections.abc import Set as AbstractSet
 from functools import cache
 from pathlib import Path
 
+from support.source_tree import parsed
+
 from launcher.engines.vllm.arguments import _READ, _RESERVED, _SHORT
 
 ROOT = Path(__file__).resolve().parents[1] / "launcher"
@@ -127,7 +129,7 @@ MODULES = {
 
 def imported(path: Path, *, typing_too: bool = True) -> Iterator[str]:
     """Every module that a file imports, also inside functions; absolute names."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path) if path.is_relative_to(ROOT) else ast.parse(path.read_text(encoding="utf-8"))
     skipped: set[int] = set()
     if not typing_too:
         for node in ast.walk(tree):
@@ -249,7 +251,7 @@ def pure() -> list[str]:
     said = [
         module
         for module, path in MODULES.items()
-        if inside(module, "engines") and "Pure." in (ast.get_docstring(ast.parse(path.read_text())) or "")
+        if inside(module, "engines") and "Pure." in (ast.get_docstring(parsed(path)) or "")
     ]
     assert said
     return sorted(PURE | set(said))
@@ -265,8 +267,8 @@ def test_decisions_have_no_effects() -> None:
 
 
 def test_the_package_docstring_names_every_package() -> None:
-    text = ast.get_docstring(ast.parse(MODULES[""].read_text(encoding="utf-8"))) if "" in MODULES else None
-    text = text or ast.get_docstring(ast.parse((ROOT / "__init__.py").read_text(encoding="utf-8")))
+    text = ast.get_docstring(parsed(MODULES[""])) if "" in MODULES else None
+    text = text or ast.get_docstring(parsed(ROOT / "__init__.py"))
     assert text is not None
     for package in {module.split(".")[0] for module in MODULES} - {"", "__init__", "__main__"}:
         assert package in text, f"launcher/__init__.py does not say what '{package}' may import"
@@ -338,7 +340,7 @@ def test_vllms_options_and_variables_are_named_in_its_folder() -> None:
 
 def literals(path: Path) -> Iterator[str]:
     """The strings of a file, but for docstrings and other statements that are only a string."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    tree = parsed(path)
     alone = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in alone:

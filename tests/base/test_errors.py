@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.source_tree import parsed
 
 from launcher.base.errors import reason
 
@@ -57,9 +58,7 @@ def remedies(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def test_remedies_go_on_in_lower_case_and_without_a_stop() -> None:
-    found = [
-        (file, *its) for file in sorted(ROOT.rglob("*.py")) for its in remedies(ast.parse(file.read_text()))
-    ]
+    found = [(file, *its) for file in sorted(ROOT.rglob("*.py")) for its in remedies(parsed(file))]
     assert len(found) > 150
     odd = [
         f"{file.relative_to(ROOT)}:{line}: {begin} ... {end}"

@@ -15,7 +15,6 @@ from launcher.daemon import process
 def _as_before() -> Iterator[None]:
     thresholds = gc.get_threshold()
     yield
-    gc.unfreeze()
     gc.set_threshold(*thresholds)
 
 

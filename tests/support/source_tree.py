@@ -18,8 +18,14 @@ MODULES = {
 
 
 @functools.cache
+def parsed(path: Path) -> ast.Module:
+    """Of launcher/: parsing all of it takes seconds. Tests are too many to be kept."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
 def trees() -> dict[str, ast.Module]:
-    return {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in MODULES.items()}
+    return {module: parsed(path) for module, path in MODULES.items()}
 
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

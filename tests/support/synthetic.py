@@ -6,6 +6,7 @@ The two are made independently; test_synthetic_trees.py checks that reading the 
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 
 from msgspec import Struct
@@ -77,6 +78,7 @@ class Machine(Struct, frozen=True):
             return 50
         return 12 if a // self.nodes == b // self.nodes else 32
 
+    @lru_cache(maxsize=64)  # noqa: B019  for each cpu of a socket the same set
     def _online_of(self, cores: range) -> CpuSet:
         return CpuSet(cpu for core in cores for cpu in self.cpus_of(core)) & self.online
 
@@ -190,8 +192,11 @@ class Machine(Struct, frozen=True):
 
 def put(file: Path, text: str) -> None:
     """Write one file with its folders, ending in a line feed as the kernel does."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text + "\n")
+    try:
+        file.write_text(text + "\n")
+    except FileNotFoundError:
+        file.parent.mkdir(parents=True)
+        file.write_text(text + "\n")
 
 
 def put_cpus(file: Path, cpus: CpuSet) -> None:
@@ -200,6 +205,7 @@ def put_cpus(file: Path, cpus: CpuSet) -> None:
     put(file.with_name(f"{file.name}_list"), cpus.format())
 
 
+@lru_cache(maxsize=64)
 def mask(cpus: CpuSet) -> str:
     """The kernel's bitmap format: 32-bit hex words, most significant first."""
     bits = sum(1 << cpu for cpu in cpus)
