@@ -345,6 +345,7 @@ SLOW = (
 )  # fmt: skip
 
 
+@pytest.mark.budget
 @pytest.mark.parametrize("unit", SLOW)
 def test_no_line_takes_long(unit: str) -> None:
     """Eight times the text may take at most some ten times as long, not 64 times; counted in the process's own time."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import tracemalloc
 
+import pytest
 from support.requests import request_of
 
 from launcher.accounts.ended_request import EndedRequest
@@ -79,6 +80,7 @@ def noted(request: Request) -> Request:
     return request
 
 
+@pytest.mark.budget
 def test_memory_is_bounded() -> None:
     def full() -> Timelines:
         timelines = Timelines()
