@@ -72,7 +72,9 @@ def judge(folder: Path, accepted: Sequence[str] = ACCEPTED) -> Report:
     for file in files:
         if file.name.endswith(AGAIN):
             for one in outcomes(file):
-                again[one.lane, one.test] = again.get((one.lane, one.test), True) and not one.failed
+                again[one.lane, one.test] = (
+                    again.get((one.lane, one.test), True) and not one.failed and one.skipped is None
+                )
     bad = [key for key, one in first.items() if one.failed]
     flaky = [key for key in bad if again.get(key, False)]
     skipped = [(f"{one.lane}: {one.test}", one.skipped) for one in first.values() if one.skipped is not None]
@@ -97,7 +99,8 @@ def lines(report: Report) -> Iterator[str]:
         yield f"skipped without an accepted reason, which fails the run: {test}"
     if report.passed or report.failed or report.skipped:
         skips = f", {len(report.skipped)} skipped" if report.skipped else ""
-        yield f"{report.passed} passed, {report.failed} failed{skips}"
+        flaky = f", {len(report.flaky)} flaky" if report.flaky else ""
+        yield f"{report.passed} passed, {report.failed} failed{skips}{flaky}"
 
 
 def main(folder: str) -> int:

@@ -26,7 +26,7 @@ from launcher.fleet.ingress import Ingress, read_status
 from launcher.fleet.members import MEMBERS, Member, MemberList, write_members
 
 LOCAL = ("127.0.0.1", 9)
-SOON_S = 10.0
+SOON_S = 60.0
 MANY = 256
 
 

@@ -26,7 +26,7 @@ PAGE = {
         {"slot": 2, "generation": 7, "model": "m", "ready": True, "running": 3, "waiting": 0, "concurrency_limit": 8}
     ],
 }  # fmt: skip
-SOON_S = 10.0
+SOON_S = 60.0
 
 
 class Heard:

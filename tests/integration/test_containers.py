@@ -28,7 +28,9 @@ from launcher.base.cpuset import CpuSet
 
 pytestmark = [
     pytest.mark.timeout(900),
-    pytest.mark.skipif(os.geteuid() != 0, reason="cpusets of containers need root, or delegated cgroups"),
+    pytest.mark.skipif(
+        os.geteuid() != 0, reason="only root can give containers cpusets, where cgroups are not delegated"
+    ),
 ]
 
 IMAGE = "localhost/numa-launcher-test:1"

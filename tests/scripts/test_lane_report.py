@@ -22,6 +22,12 @@ def test_once():
     again = tried.exists()
     tried.touch()
     assert again
+def test_gives_up():
+    tried = pathlib.Path(__file__).with_name("given up")
+    if tried.exists():
+        pytest.skip("this machine is tired")
+    tried.touch()
+    assert False
 @pytest.mark.skip("this machine has no wings")
 def test_wings(): pass
 @pytest.mark.skip("tomorrow")
@@ -57,10 +63,10 @@ def run(folder: Path, out: str, *arguments: str) -> None:
 def test_a_run_is_judged_by_name(tmp_path: Path, report: ModuleType) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     run(tmp_path, "unit.xml")
-    assert report.judge(tmp_path).failed == 3
+    assert report.judge(tmp_path).failed == 4
     run(tmp_path, "unit.again.xml", "--last-failed")
     found = report.judge(tmp_path)
-    assert (found.passed, found.failed) == (2, 2)
+    assert (found.passed, found.failed) == (2, 3)
     assert found.flaky == ("unit: test_some::test_once",)
     assert [test for test, _ in found.skipped] == [
         "unit: test_some::test_wings",
@@ -70,7 +76,7 @@ def test_a_run_is_judged_by_name(tmp_path: Path, report: ModuleType) -> None:
     assert not found.ok
     told = list(report.lines(found))
     assert "flaky: unit: test_some::test_once" in told
-    assert told[-1] == "2 passed, 2 failed, 2 skipped"
+    assert told[-1] == "2 passed, 3 failed, 2 skipped, 1 flaky"
 
 
 @pytest.mark.parametrize(("flaky", "ok"), [(3, True), (4, False)])

@@ -66,8 +66,9 @@ def test_ipv4_that_is_listed_itself_is_left_to_its_entry(other: str) -> None:
         sock.close()
 
 
-@pytest.mark.parametrize("listen", ["192.0.2.7:8000", "[2001:db8::7]:8000"])  # RFC 5737, RFC 3849
-async def test_an_address_that_is_not_here_yet_is_bound_and_named(listen: str) -> None:
+@pytest.mark.parametrize("address", ["192.0.2.7", "[2001:db8::7]"])  # RFC 5737, RFC 3849
+async def test_an_address_that_is_not_here_yet_is_bound_and_named(address: str) -> None:
+    listen = f"{address}:{free_port()}"
     listener = Listener(asyncio.Protocol)
     here = f"127.0.0.1:{free_port()}"
     for one in (listen, here, "[::]:0"):
@@ -78,10 +79,11 @@ async def test_an_address_that_is_not_here_yet_is_bound_and_named(listen: str) -
 
 
 async def test_an_address_of_systemds_that_is_not_here_is_named_too() -> None:
-    [late] = bind("192.0.2.7:8000")
+    listen = f"192.0.2.7:{free_port()}"
+    [late] = bind(listen)
     listener = Listener(asyncio.Protocol)
     await listener.take(late)
-    assert listener.absent == ["http://192.0.2.7:8000"]
+    assert listener.absent == [f"http://{listen}"]
     listener.close()
 
 

@@ -373,6 +373,7 @@ async def test_a_planned_end_of_an_instance_is_no_death(proxy: ProxyUnderTest, b
     assert (await asked)[0] == 200
 
 
+@pytest.mark.virtual_time
 async def test_an_instance_that_hangs_loses_its_streams(build: Build) -> None:
     proxy = await build(hung_timeout_s=1.0)
 
@@ -481,6 +482,7 @@ async def test_a_request_to_which_every_engine_closes_the_connection_ejects_nobo
     assert [len(engine.calls) for engine in engines] == [count + 1 for count in before]
 
 
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_time_of_all_attempts_is_bounded(build: Build, stream: bool) -> None:
     limits = {"answer_timeout_s": 0.3, "first_token_timeout_s": 0.3, "first_token_timeout_per_1k_s": 0.0}
@@ -495,6 +497,7 @@ async def test_the_time_of_all_attempts_is_bounded(build: Build, stream: bool) -
     assert proxy.balanced()
 
 
+@pytest.mark.virtual_time
 async def test_an_attempt_gets_what_the_ones_before_it_have_left(build: Build) -> None:
     """Three break at 1.1 s: of the time of three, 4.5 s, the fourth has 1.2 s at most."""
     proxy = await build(answer_timeout_s=1.5)
