@@ -116,7 +116,7 @@ _HEAD = re.compile(
 # The lines that are read; none of them passes but content-encoding.
 _OURS = re.compile(
     rb"\r\n(accept-encoding|content-(?:length|encoding)|expect|forwarded|host|origin"
-    rb"|x-(?:forwarded-[^:]*+|real-ip|request-id|numa-slot)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
+    rb"|x-(?:forwarded-[^:]*+|real-ip|request-id|numa-slot|conversation-id)|%s):[ \t]*+([^\r]*)" % HOP_BY_HOP
 )
 _ABSOLUTE = re.compile(rb"https?://([^/?]+)", re.IGNORECASE)
 # RFC 3986 3.2 without userinfo (RFC 9110 4.2.4) and without the comma, which some read as a list of hosts.

@@ -385,6 +385,7 @@ def test_hop_by_hop_and_nominated_fields_are_removed() -> None:
         "TEE: kept",
         "X-Request-Id: theirs",
         "x-numa-slot: 3",
+        "X-Conversation-Id: c",
     )
     assert names(passed(raw)) == [
         "Host",
