@@ -170,7 +170,7 @@ def test_status_shows_its_own_counters(start_llama: Start) -> None:
     assert load.tally.failures == []
 
 
-def test_restarts_under_load_are_honest(start_llama: Start) -> None:
+def test_restarts_and_a_kill_under_load_fail_no_request(start_llama: Start) -> None:
     daemon = start_llama()
     with Load(daemon.url, "tiny", workers=6, max_tokens=60) as load:
         eventually(lambda: load.tally.completed >= 20, what="answers")
@@ -178,19 +178,18 @@ def test_restarts_under_load_are_honest(start_llama: Start) -> None:
             done = daemon.cli("restart", str(slot))
             assert done.returncode == 0, done.stderr
             daemon.wait_ready(2)
-        # Killed: what is lost is told or goes on elsewhere, and its socket lies there for the next one.
+        # Killed: its streams are continued elsewhere, and its socket lies there for the next one.
         engine_of(daemon.slot(0)).kill()
         eventually(
             lambda: daemon.slot(0)["restarts"] >= 1 and daemon.status()["ready"] == 2, what="a restart"
         )
         before = load.tally.completed
         eventually(lambda: load.tally.completed >= before + 20, what="answers")
-    tally = load.tally
-    assert len(tally.failures) == tally.honest, tally.failures
+    assert load.tally.failures == []
 
 
 def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonProcess]) -> None:
-    """Placement, a chat, restarts under load without a failed request, and a kill that is told."""
+    """Placement, a chat, restarts and a kill under load without a failed request."""
     daemon = start_by_kind()
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}
     status, answer = ask(daemon, "/v1/chat/completions", body)
@@ -220,7 +219,7 @@ def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonPro
         eventually(
             lambda: daemon.slot(0)["restarts"] >= 1 and daemon.status()["ready"] == 2, what="a restart"
         )
-    assert len(load.tally.failures) == load.tally.honest, load.tally.failures
+    assert load.tally.failures == []
 
 
 def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
@@ -233,8 +232,7 @@ def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Star
             lambda: daemon.slot(1)["generation"] > slot["generation"], 120, "the hung one to be replaced"
         )
         daemon.wait_ready(2)
-    tally = load.tally
-    assert len(tally.failures) == tally.honest, tally.failures
+    assert load.tally.failures == []
     assert daemon.slot(1)["last_cause"]["name"] == "hung"
 
 
