@@ -199,7 +199,7 @@ class FakeEngine:
 
     def _unasked(self, call: Call) -> Script | None:
         """What answers that which no client of the proxy asked for."""
-        if call.target == "/tokenize" and b'"return_token_strs": true' in call.body:
+        if call.target in {"/tokenize", "/apply-template"} and b'"return_token_strs": true' in call.body:
             return self.tokenizer
         return self.metrics if call.target == "/metrics" else None
 

@@ -59,7 +59,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 class EngineTraits(Struct, frozen=True):
-    template_fits: bool = True  # False: the chat template is known not to continue a partial answer
+    template_fits: bool = True  # False: the chat template is not known to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)
@@ -156,7 +156,11 @@ class _Planner:
         reason = why_not(self._judged, begun=self._begun, by_ids=by_ids, sent=sent)
         if reason is not None or by_ids or not self._begun or self._certain or self._engine.template_fits:
             return reason
-        return "the model's chat template does not continue a partial answer" if self._path == CHAT else None
+        return (
+            "the model's chat template is not known to continue a partial answer"
+            if self._path == CHAT
+            else None
+        )
 
     def _from_start(self, overlap: str = "", *, asks_ids: bool = False) -> Continuation:
         request = next_request.asking_ids(self._request) if asks_ids else self._request

@@ -7,8 +7,9 @@ out (`<think>` of DeepSeek-R1, QwQ, Qwen3-Thinking), and where a renderer does n
 (vLLM's tokenizers/deepseek_v32_encoding.py).
 
 So vLLM's POST /tokenize (entrypoints/serve/tokenize/protocol.py, 0.32) renders both. What is compared is the tokens'
-strings, joined, not their numbers: a tokenizer may merge across the boundary. A server that does not answer
-as vLLM does is not judged.
+strings, joined, not their numbers: a tokenizer may merge across the boundary. llama-server knows no messages there; its
+POST /apply-template answers with the prompt that a chat request would get (tools/server/server-context.cpp, build 11434).
+A server that answers neither is not judged, and its sampled chats are not continued.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from launcher.base.http_json import session_to, url_of
 from launcher.proxy.openai.models import ModelTraits
 
 TOKENIZE: Final = "/tokenize"
+APPLY_TEMPLATE: Final = "/apply-template"
 ANSWER_TIMEOUT_S = 30.0  # nobody waits for it; a template's first rendering on busy cores takes seconds
 
 _LOG = logging.getLogger(__name__)
@@ -44,6 +46,18 @@ _FAULTS: Final = (aiohttp.ClientError, HttpProcessingError, OSError, TimeoutErro
 
 class _Tokens(msgspec.Struct):
     token_strs: list[str]
+
+    @property
+    def text(self) -> str:
+        return "".join(self.token_strs)
+
+
+class _Prompt(msgspec.Struct):
+    prompt: str
+
+    @property
+    def text(self) -> str:
+        return self.prompt
 
 
 class TemplateChecks:
@@ -87,24 +101,37 @@ class TemplateChecks:
 
 async def goes_on(address: Address) -> bool | None:
     """Whether the template continues a partial answer; None when the server does not tell."""
-    url = url_of(address, TOKENIZE)
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT_S), session_to(address) as session:
-            before = await _text(session, url, _GENERATION)
-            after = await _text(session, url, _PARTIAL)
-            alone = await _text(session, url, _ALONE)
-    except _FAULTS:  # or it does not answer as vLLM does
+            try:
+                return await _by_tokens(session, url_of(address, TOKENIZE))
+            except _FAULTS:  # or it does not answer as vLLM does
+                return await _by_prompts(session, url_of(address, APPLY_TEMPLATE))
+    except _FAULTS:
         return None
+
+
+async def _by_tokens(session: aiohttp.ClientSession, url: str) -> bool | None:
+    before = await _text(session, url, _GENERATION, _Tokens)
+    after = await _text(session, url, _PARTIAL, _Tokens)
+    alone = await _text(session, url, _ALONE, _Tokens)
     if before is None or alone is None:  # no chat template at all: no chat streams
         return None
     # SentencePiece marks a word's begin, or not, by what stands before it: `alone` has the mark.
     return after in {before + _WORD, before + alone}
 
 
-async def _text(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -> str | None:
-    """The tokens' strings, joined; None for 400, with which a template or vLLM's renderer refuses."""
+async def _by_prompts(session: aiohttp.ClientSession, url: str) -> bool | None:
+    before = await _text(session, url, _GENERATION, _Prompt)
+    return None if before is None else await _text(session, url, _PARTIAL, _Prompt) == before + _WORD
+
+
+async def _text(
+    session: aiohttp.ClientSession, url: str, body: dict[str, Any], kind: type[_Tokens | _Prompt]
+) -> str | None:
+    """The prompt, or the tokens' strings, joined; None for 400, with which a template or the engine's renderer refuses."""
     async with session.post(url, json=body, allow_redirects=False) as answer:
         if answer.status == 400:
             return None
         answer.raise_for_status()
-        return "".join(msgspec.json.decode(await answer.read(), type=_Tokens).token_strs)
+        return msgspec.json.decode(await answer.read(), type=kind).text

@@ -48,7 +48,7 @@ class ModelTraits:
     def __init__(self, names: ModelNames) -> None:
         self.names = names
         self._adapters: dict[str, str] = {}  # models by the names of their LoRA adapters
-        self._unfit_templates: set[str] = set()  # models whose cut chats are continued at temperature 0 only
+        self._template_fits: dict[str, bool] = {}  # by model; those that are not here may not fit
         self._tells_ids: set[str] = set()  # models whose engines are asked for token ids
         self._ignores_ids: set[str] = set()  # those whose engines ignore ids that are given as a prompt
         self._refuses_usage: set[tuple[str | None, str]] = set()  # those at whose upstreams, see asks_usage
@@ -128,17 +128,14 @@ class ModelTraits:
 
     def note_template(self, model: str, *, fits: bool) -> bool:
         """Whether its chat template continues a partial answer; True where that is news."""
-        if fits:
-            self._unfit_templates.discard(model)
-            return False
-        known = model in self._unfit_templates
-        self._unfit_templates.add(model)
-        return not known
+        known = self._template_fits.get(model)
+        self._template_fits[model] = fits
+        return known is not False and not fits
 
     def engine(self, model: str | None) -> EngineTraits:
         """What a continuation must know."""
         return EngineTraits(
-            template_fits=model not in self._unfit_templates,
+            template_fits=self._template_fits.get(model or "", False),
             one_token_events=model not in self._tells_ids,
             takes_ids=model not in self._ignores_ids,
             sampling_defaults=self.sampling_defaults(model),

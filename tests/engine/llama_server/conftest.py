@@ -52,12 +52,12 @@ def gguf(model_folder: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def config(llama_server: str, gguf: Path) -> Callable[..., str]:
-    """The example with the program's path, a small context, and `more` of configuration."""
+    """The example with the program's path, a small context, `options` of the program, and `more` of configuration."""
 
-    def make(more: str = "", instances: int = 2, stall_s: float = 5.0) -> str:
+    def make(more: str = "", instances: int = 2, stall_s: float = 5.0, options: tuple[str, ...] = ()) -> str:
         command = tomllib.loads(EXAMPLE.read_text())["engine"]["command"]
         assert command[0] == "llama-server"
-        command = [llama_server, *command[1:]]
+        command = [llama_server, *command[1:], *options]
         command[command.index("--ctx-size") + 1] = "16384"
         return f"""
 [[models]]
@@ -123,10 +123,12 @@ def start_llama(config: Callable[..., str], tmp_path: Path) -> Iterator[Callable
     """Starts a daemon and waits for its instances; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []
 
-    def begin(more: str = "", instances: int = 2, stall_s: float = 5.0) -> DaemonProcess:
+    def begin(
+        more: str = "", instances: int = 2, stall_s: float = 5.0, options: tuple[str, ...] = ()
+    ) -> DaemonProcess:
         folder = tmp_path / f"d{len(running)}"
         folder.mkdir()
-        daemon = DaemonProcess(folder, config(more, instances, stall_s))
+        daemon = DaemonProcess(folder, config(more, instances, stall_s, options))
         running.append(daemon)
         daemon.wait_ready(instances)
         return daemon

@@ -222,6 +222,55 @@ def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonPro
     assert load.tally.failures == []
 
 
+# llama-server puts an empty thought in front of a partial answer of a model that may think: not what was cut.
+MAY_THINK = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% if m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ m.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_a_cut_sampled_chat_goes_on_where_the_template_goes_on(
+    start_llama: Start, tmp_path: Path, fits: bool
+) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(MAY_THINK)
+    daemon = start_llama(options=() if fits else ("--chat-template-file", str(template)))
+
+    async def chats() -> list[bytes]:
+        body = {
+            "model": "tiny",
+            "messages": [{"role": "user", "content": "Hello"}],
+            "max_tokens": 1500,
+            "stream": True,
+            "ignore_eos": True,
+        }
+        async with aiohttp.ClientSession() as session:
+            url = f"{daemon.url}/v1/chat/completions"
+            responses = [await session.post(url, json=body) for _ in range(4)]
+            begun = [await response.content.readuntil(b'"content":"') for response in responses]
+            engine_of(daemon.slot(0)).kill()
+            return [
+                one + await response.content.read() for one, response in zip(begun, responses, strict=True)
+            ]
+
+    answers = asyncio.run(chats())
+    whole = [
+        answer.endswith(b"data: [DONE]\n\n") and b'"finish_reason":"length"' in answer for answer in answers
+    ]
+    honest = [b"[DONE]" not in answer and answer.count(b'"error"') == 1 for answer in answers]
+    continued = daemon.status()["requests"]["continued"]
+    if fits:
+        assert all(whole)
+        assert continued > 0
+    else:
+        assert [*map(sum, zip(whole, honest, strict=True))] == [1] * 4
+        assert any(honest)
+        assert continued == 0
+        assert "chat template is not known to continue a partial answer" in daemon.log.read_text()
+
+
 def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
     daemon = start_llama()
     with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:

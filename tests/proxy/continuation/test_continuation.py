@@ -227,7 +227,7 @@ def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, An
 def test_a_template_that_does_not_continue_an_answer_forbids_it() -> None:
     body, unfit = ENGINE.request(temperature=1), EngineTraits(template_fits=False)
     found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID), unfit)
-    assert found == NotExact("the model's chat template does not continue a partial answer")
+    assert found == NotExact("the model's chat template is not known to continue a partial answer")
 
 
 def test_a_text_tells_no_usage() -> None:

@@ -1,4 +1,5 @@
-"""Which chat templates go on with a partial answer, as vLLM's POST /tokenize shows it, and what follows from that.
+"""Which chat templates go on with a partial answer, as vLLM's POST /tokenize and llama-server's POST /apply-template show
+it, and what follows from that.
 
 The templates are rendered by transformers' own renderer and by vLLM's own one of DeepSeek-V3.2, and cut into
 tokens by small tokenizers of the two families.
@@ -153,6 +154,28 @@ def vllm_tokenize(render: Render, tokenizer: Tokenizer, asked: list[dict[str, An
     return answer
 
 
+def llama_server(before: str | None, after: str | None) -> Script:
+    """Build 11549: these prompts of a question and of a partial answer; None where a template refuses."""
+
+    async def answer(call: Call) -> None:
+        if call.target == "/tokenize":
+            await call.json({"tokens": []})
+            return
+        request = json.loads(call.body)
+        going_on = request["messages"][-1]["role"] == "assistant"
+        # Both true: 400 "Cannot set both add_generation_prompt and continue_final_message to true."
+        assert (
+            going_on is request.get("continue_final_message", False) is not request["add_generation_prompt"]
+        )
+        prompt = after if going_on else before
+        if prompt is None:
+            await call.json({"error": {"code": 400, "message": "no", "type": "invalid_request_error"}}, 400)
+        else:
+            await call.json({"prompt": prompt})
+
+    return answer
+
+
 def partial(text: str) -> dict[str, Any]:
     return {
         "messages": [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": text}],
@@ -212,8 +235,35 @@ def test_the_colon_and_the_word_are_one_token(byte_level: Tokenizer) -> None:
     assert ids[1][: len(ids[0])] != ids[0]
 
 
+HELLO = "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
+LLAMA_FITS = llama_server(HELLO, HELLO + "Well")
+# The server's replies for the templates above.
+LLAMA_UNFIT = llama_server(
+    "<s><|User|>Hello<|Assistant|><think>\n", "<s><|User|>Hello<|Assistant|><think></think>Well"
+)
+
+
 @pytest.mark.parametrize(
-    "answer", [{"tokens": []}, {"token_strs": None}, {"token_strs": [1]}, [], "no", {"data": "x"}]
+    ("server", "fits"),
+    [
+        (LLAMA_FITS, True),
+        (llama_server("user:Hello</s>assistant:", "user:Hello</s>assistant:Well"), True),
+        (LLAMA_UNFIT, False),
+        (llama_server(HELLO, HELLO + "Well<|im_end|>\n" + HELLO), False),
+        (llama_server(HELLO, HELLO + " Well"), False),
+        (llama_server(HELLO, None), False),
+        (llama_server(None, None), None),
+    ],
+)
+async def test_llama_server_is_judged_by_its_prompts(
+    tmp_path: Path, server: Script, fits: bool | None
+) -> None:
+    assert await judged(tmp_path, server) is fits
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [{"tokens": []}, {"prompt": None}, {"token_strs": None}, {"token_strs": [1]}, [], "no", {"data": "x"}],
 )
 async def test_other_servers_are_not_judged(tmp_path: Path, answer: object) -> None:
     async def other(call: Call) -> None:
@@ -263,31 +313,41 @@ async def outcome(proxy: ProxyUnderTest, *tokenizers: Script, **more: object) ->
         return await answer.read(), len(bodies)
 
 
-async def test_a_cut_chat_of_an_unfit_template_ends_honestly(
-    proxy: ProxyUnderTest, byte_level: Tokenizer, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("engine", ["vLLM", "llama-server", "another"])
+async def test_a_cut_chat_of_a_template_that_is_unfit_or_unknown_ends_honestly(
+    proxy: ProxyUnderTest, byte_level: Tokenizer, caplog: pytest.LogCaptureFixture, engine: str
 ) -> None:
     caplog.set_level("INFO")
-    whole, sent = await outcome(proxy, vllm_tokenize(jinja(QWEN3_THINKING), byte_level), temperature=0.7)
+    tokenizers = {
+        "vLLM": vllm_tokenize(jinja(QWEN3_THINKING), byte_level),
+        "llama-server": LLAMA_UNFIT,
+        "another": not_found,
+    }
+    whole, sent = await outcome(proxy, tokenizers[engine], temperature=0.7)
     assert b"[DONE]" not in whole
     assert whole.count(b'"error"') == 1
     assert sent == 1
     (access,) = [record for record in caplog.records if record.name == "launcher.access"]
-    assert "the model's chat template does not continue a partial answer" in access.__dict__["reason"]
+    assert "the model's chat template is not known to continue a partial answer" in access.__dict__["reason"]
     told = [
         record for record in caplog.records if record.name == "launcher.proxy.continuation.template_probe"
     ]
-    assert len(told) == 1  # of two instances of one model
+    assert len(told) == (engine != "another")  # of two instances of one model
 
 
-@pytest.mark.parametrize("fitting", [True, False, None])
+@pytest.mark.parametrize("engine", ["vLLM", "llama-server", "another"])
+@pytest.mark.parametrize("fitting", [True, False])
 async def test_it_goes_on_where_that_is_safe(
-    proxy: ProxyUnderTest, byte_level: Tokenizer, fitting: bool | None
+    proxy: ProxyUnderTest, byte_level: Tokenizer, engine: str, fitting: bool
 ) -> None:
-    """At any temperature with a template that fits or is unknown; at 0 with any, since words are said again."""
-    tokenizer = (
-        not_found if fitting is None else vllm_tokenize(jinja(CHATML if fitting else QWEN3), byte_level)
-    )
-    whole, sent = await outcome(proxy, tokenizer, temperature=0.7 if fitting is not False else 0)
+    """At any temperature with a template that fits; at 0 with any, known or not, since words are said again."""
+    tokenizers = {
+        "vLLM": vllm_tokenize(jinja(CHATML if fitting else QWEN3), byte_level),
+        "llama-server": LLAMA_FITS if fitting else LLAMA_UNFIT,
+        "another": not_found,
+    }
+    sampled = fitting and engine != "another"
+    whole, sent = await outcome(proxy, tokenizers[engine], temperature=0.7 if sampled else 0)
     assert whole.endswith(b"data: [DONE]\n\n")
     assert sent == 2
 

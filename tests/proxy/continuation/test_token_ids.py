@@ -180,6 +180,7 @@ async def test_an_engine_that_ignores_ids_is_continued_by_text(
 ) -> None:
     other = TokenEngine(CHAT, SAID, "two", takes_ids=False, more_tokens=2)
     asked = {**USAGE, "temperature": temperature, "max_tokens": 20}
+    proxy.server._traits.note_template("m", fits=True)
     payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 11), streams(other), streams(other), **asked)
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
