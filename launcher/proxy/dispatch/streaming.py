@@ -13,7 +13,8 @@ from launcher.proxy.continuation.splicer import Diverged as DivergedError
 from launcher.proxy.continuation.splicer import IdsIgnored, Splicer
 from launcher.proxy.downstream import response
 from launcher.proxy.error_forms import engine_event, opening_of
-from launcher.proxy.openai.answers import USAGE_BYTES, response_id, usage_of
+from launcher.proxy.openai.answers import USAGE_BYTES, response_id, usage_of, with_reasoning
+from launcher.proxy.openai.body import CHAT
 from launcher.proxy.openai.models import ModelTraits
 from launcher.proxy.openai.prompts import said_usage
 from launcher.proxy.openai.stream_options import UsageAsk
@@ -104,6 +105,8 @@ class Streaming:
                 if not keep:
                     self._traits.note_usage_told(request.model, request.overflow)
                 events, raw = told, None
+        if request.path == CHAT and (told := with_reasoning(events)) is not events:
+            events, raw = told, None
         transcript = request.transcript  # it takes out token ids that the client did not ask for
         told = events if transcript is None else transcript.feed(events)
         if not told:

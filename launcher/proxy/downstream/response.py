@@ -20,7 +20,8 @@ from launcher.proxy.error_forms import (
     opening_of,
 )
 from launcher.proxy.http1.responses import ResponseHead, client_head
-from launcher.proxy.openai.answers import JSON
+from launcher.proxy.openai.answers import JSON, with_reasoning
+from launcher.proxy.openai.body import CHAT
 from launcher.proxy.request.events import Event
 from launcher.proxy.request.ports import own_head
 from launcher.proxy.request.record import Request
@@ -97,6 +98,8 @@ def deliver(request: Request, event: Event, now: float) -> None:
         return
     if status >= CLIENT_ERROR:
         body = in_form(api_of(request.path), body, status, asked)
+    elif request.path == CHAT:
+        body = with_reasoning(body)
     extra = timing(request, now)
     if not may_pass(status) and head.get(SHOULD_RETRY.lower().encode()) is None:
         extra += _NO_RETRY

@@ -35,12 +35,24 @@ _CACHED_TOKENS: Final = re.compile(rb'"cached_tokens"\s*:\s*(\d{1,9})')
 _CACHE_READ: Final = re.compile(rb'"cache_read_input_tokens"\s*:\s*(\d{1,9})')
 _CACHE_CREATED: Final = re.compile(rb'"cache_creation_input_tokens"\s*:\s*(\d{1,9})')
 _RESPONSE_ID: Final = re.compile(rb'"id"\s*:\s*"(resp_[A-Za-z0-9_-]{1,195})"')
+REASONING_SIGN: Final = b'"reasoning_content":"'
+"""Begins a text of reasoning as llama.cpp names it (build 11549, server_chat_msg_diff_to_json_oaicompat). It is in no JSON
+string, where quotation marks are escaped."""
+_REASONING: Final = re.compile(REASONING_SIGN + rb'((?:[^"\\]|\\.)*+)"', re.DOTALL)
 
 
 def response_id(answer: bytes) -> str | None:
     """The id of the stored response that an answer of /v1/responses, or its first event, announces."""
     found = _RESPONSE_ID.search(answer, 0, _PREFIX_BYTES)
     return found[1].decode() if found else None
+
+
+def with_reasoning(answer: bytes) -> bytes:
+    """A chat's response, or events of one, with llama.cpp's reasoning under vLLM's name as well, in front of the other; the
+    very same bytes where there is none, or it has that name."""
+    if REASONING_SIGN not in answer or b'"reasoning":' in answer:
+        return answer
+    return _REASONING.sub(rb'"reasoning":"\1","reasoning_content":"\1"', answer)
 
 
 Counts = tuple[int, int, int | None]

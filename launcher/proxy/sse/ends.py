@@ -17,6 +17,7 @@ from typing import Any, Final, assert_never
 import msgspec
 
 from launcher.base.foreign_json import UNREADABLE
+from launcher.proxy.openai.answers import REASONING_SIGN
 
 
 class StreamEnd(StrEnum):
@@ -117,13 +118,13 @@ SIGNS: Final[dict[StreamEnd, tuple[bytes, ...]]] = {
 """Of events that `read_event` must see, beside `data: [DONE]` and errors."""
 
 MARKS: Final[dict[StreamEnd, tuple[bytes, bytes]]] = {
-    StreamEnd.DONE: (b"[DONE]", b"\0"),
+    StreamEnd.DONE: (b"[DONE]", REASONING_SIGN),
     StreamEnd.MESSAGE_END: (b"message-end", b"\0"),
     StreamEnd.MESSAGE_STOP: (b"message_", b"\0"),
     StreamEnd.RESPONSE_COMPLETED: (b"complete", b"failed"),
 }
-"""One of them is in each event that has one of the signs: two searches are all that the fast path affords. No event has a
-null byte."""
+"""One of them is in each event that has one of the signs, or reasoning that gets a second name (answers.with_reasoning): two
+searches are all that the fast path affords. No event has a null byte."""
 
 USUAL_KEYS: Final[dict[StreamEnd, bytes]] = {
     StreamEnd.DONE: b'"choices"',

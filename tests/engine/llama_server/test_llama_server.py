@@ -271,6 +271,35 @@ def test_a_cut_sampled_chat_goes_on_where_the_template_goes_on(
         assert "chat template is not known to continue a partial answer" in daemon.log.read_text()
 
 
+def test_reasoning_has_the_names_of_both_engines(start_llama: Start, tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(MAY_THINK.replace("assistant\n{% endif", "assistant\n<think>\n{% endif"))
+    daemon = start_llama(instances=1, options=("--chat-template-file", str(template)))
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 8,
+        "temperature": 0,
+    }
+    _, answer = ask(daemon, "/v1/chat/completions", body)
+    message = answer["choices"][0]["message"]
+    assert message["reasoning"] == message["reasoning_content"] != ""
+
+    async def streamed() -> bytes:
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(f"{daemon.url}/v1/chat/completions", json=body | {"stream": True}) as response,
+        ):
+            return await response.read()
+
+    events = [
+        json.loads(line[6:]) for line in asyncio.run(streamed()).split(b"\n\n") if line.startswith(b"data: {")
+    ]
+    deltas = [event["choices"][0]["delta"] for event in events]
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join(delta.get(name, "") for delta in deltas) == message[name]
+
+
 def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
     daemon = start_llama()
     with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:

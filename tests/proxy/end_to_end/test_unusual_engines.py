@@ -75,6 +75,57 @@ async def test_no_layer_before_an_engine_compresses_what_must_be_read(
     assert engine.calls[0].header("Accept-Encoding") is None
 
 
+def reasoning(delta: dict[str, object]) -> bytes:
+    """As llama-server writes it: no spaces."""
+    chunk = {
+        "choices": [{"finish_reason": None, "index": 0, "delta": delta}],
+        "id": "chatcmpl-1",
+        "created": 1,
+    }
+    return b"data: " + json.dumps(chunk, separators=(",", ":")).encode() + b"\n\n"
+
+
+THOUGHTS = ("Well", ' "reasoning_content":"', "\\", "\n", "é", " error", '"')
+
+
+@pytest.mark.parametrize("together", [1, 3])
+async def test_reasoning_of_llama_cpp_has_vllms_name_too(proxy: ProxyUnderTest, together: int) -> None:
+    """In events and in a whole message; nothing else is changed."""
+    events = [
+        reasoning({"role": "assistant", "content": None}),
+        *(reasoning({"reasoning_content": thought}) for thought in THOUGHTS * 3),
+        reasoning({"content": "An answer"}),
+        reasoning({"content": ' "reasoning_content":"'}),
+    ]
+    message = {"role": "assistant", "content": "An answer", "reasoning_content": "".join(THOUGHTS)}
+
+    async def script(call: Call) -> None:
+        if not json.loads(call.body)["stream"]:
+            body = json.dumps({"choices": [{"index": 0, "message": message}]}, separators=(",", ":")).encode()
+            head = f"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+            await call.raw(head.encode() + body)
+            return
+        await call.start_stream()
+        for first in range(0, len(events), together):
+            await call.chunk(b"".join(events[first : first + together]))
+            await asyncio.sleep(0.002)
+        await call.chunk(DONE)
+        await call.end_stream()
+
+    await proxy.engine(0, script)
+    async with asyncio.timeout(SOON_S), proxy.chat() as got:
+        told = (await got.json())["choices"][0]["message"]
+        assert int(got.headers["Content-Length"]) == len(await got.read())
+    assert told == message | {"reasoning": message["reasoning_content"]}
+    async with asyncio.timeout(SOON_S), proxy.chat(stream=True) as got:
+        parts = (await got.read()).split(b"\n\n")
+    assert parts[-2:] == [b"data: [DONE]", b""]
+    deltas = [json.loads(part[6:])["choices"][0]["delta"] for part in parts[:-2]]
+    assert deltas[1:-2] == [{"reasoning": thought, "reasoning_content": thought} for thought in THOUGHTS * 3]
+    assert [parts[at] + b"\n\n" for at in (0, -4, -3)] == [events[at] for at in (0, -2, -1)]
+    assert proxy.sums()["completed"] == 2
+
+
 ENDS = {"lf": b"\n", "crlf": b"\r\n", "cr": b"\r", "both": b"\n"}
 
 

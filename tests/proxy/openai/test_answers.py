@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from launcher.proxy.openai.answers import response_id, usage_of
+from launcher.proxy.openai.answers import response_id, usage_of, with_reasoning
 from launcher.proxy.openai.prompts import said_usage
 
 
@@ -68,3 +68,22 @@ def test_a_usage_that_is_not_set_is_none(unset: bytes) -> None:
     assert usage_of(unset) is None
     assert usage_of(unset, (31, 2, 16)) in {None, (31, 2, 16)}
     assert said_usage(unset) is None
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (
+            rb'[{"reasoning_content":"a \"b\\"},{"reasoning_content":""}]',
+            rb'[{"reasoning":"a \"b\\","reasoning_content":"a \"b\\"},{"reasoning":"","reasoning_content":""}]',
+        ),
+        (rb'{"content":"\"reasoning_content\":\"x\""}', None),
+        (b'{"reasoning_content":null,"content":"x"}', None),
+        (b'{"reasoning":"x","reasoning_content":"x"}', None),  # as some engines write it
+        (b'{"reasoning":"x"}', None),
+        (b'{"reasoning_content":"half', None),
+    ],
+)
+def test_llama_cpps_reasoning_gets_vllms_name_too(told: bytes, expected: bytes | None) -> None:
+    found = with_reasoning(told)
+    assert found == expected or (expected is None and found == told)

@@ -217,6 +217,14 @@ def test_all_else_takes_the_slow_path(read: bytes, without_ids: bool) -> None:
     assert (sent, fast.events, fast.bytes) == ([], 0, 0)
 
 
+def test_reasoning_that_gets_a_second_name_takes_the_slow_path() -> None:
+    fast, sent = FastPath(), list[bytes]()
+    fast.arm_any(sent.append)
+    thought = [framed(chunk({name: "x"})) for name in ("reasoning", "reasoning_content")]
+    assert [fast.data_received(read) for read in thought] == [True, False]
+    assert sent == thought[:1]
+
+
 def test_ids_of_any_events_are_left_out() -> None:
     fast, sent = any_events(without_ids=True)
     thought = [chunk({"reasoning": text}, ids) for text, ids in (("a", [1]), ("b", [2, 3]), ("c", None))]
