@@ -18,7 +18,7 @@ So at temperature 0 the text that is handed over stops some words before the cut
 repeat first, word for word, and what the client does not get twice. An instance that generates something else has
 diverged (splicer.Diverged), and the answer is repeated from its beginning. At other temperatures only white space that a
 template may trim is repeated: a sampled word would differ. There a chat template that makes another prompt of a partial
-answer would not be noticed, so it must be known not to (upstream/template_probe.py). Nor does a text tell how many
+answer would not be noticed, so it must be known not to (template_probe.py). Nor does a text tell how many
 tokens it was: an instance on a busy machine puts several into one event (vLLM's v1/engine/output_processor.py,
 RequestOutputCollector), and the next one may make more of the text, or fewer. So where a client asks for its usage, its
 answer is repeated from the beginning, or ends in an error.

@@ -36,7 +36,7 @@ _FREE: Final = frozenset(
 
 _UNSURE: Final = ("seed", "chat_template", "chat_template_kwargs")
 """Those that are not, where no text is repeated: a seeded sampler's state can't be restored, and it is not known whether
-another chat template continues a partial answer (upstream/template_probe.py tries the model's own)."""
+another chat template continues a partial answer (template_probe.py tries the model's own)."""
 
 _DEFAULTED: Final = frozenset({"temperature", "frequency_penalty", "presence_penalty"})
 """Defaults of the server (vLLM's --generation-config) that decide here. Both penalties count output tokens only (vLLM's
