@@ -6,9 +6,18 @@ import json
 import os
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
+from support.daemon_process import SOON_S
+from support.ports import free_port
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
+
+from bench.ours import put_in_place
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +57,46 @@ def test_a_month_is_written_and_asked(tmp_path: Path) -> None:
     assert text.count("usage --since 30d --by key") == 3
     again = run("month", str(file), "--requests", "4000")
     assert "written" not in again
+
+
+@pytest.mark.parametrize("entries", [True, False])
+def test_the_proxy_to_compare_with_makes_no_entries(tmp_path: Path, entries: bool) -> None:
+    """Its access log would have the line of a request that is refused: it is made of the request's record."""
+    port, log = free_port(), tmp_path / "log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [
+                sys.executable, "-m", "bench.ours", "--listen", f"127.0.0.1:{port}",
+                *([] if entries else ["--no-entries"]), str(tmp_path / "no engine.sock"),
+            ],
+            env={**os.environ, "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}"}, stdout=output, stderr=output,
+        )  # fmt: skip
+    try:
+        assert refused(f"http://127.0.0.1:{port}/v1/chat/completions", process) == 404
+    finally:
+        process.terminate()
+        process.wait(SOON_S)
+    assert ("POST /v1/chat/completions 404" in log.read_text()) is entries
+
+
+def refused(url: str, process: subprocess.Popen[bytes]) -> int:
+    """The status of a request for a model that is not there."""
+    body = b'{"model": "none", "messages": []}'
+    until = time.monotonic() + SOON_S
+    while True:
+        try:
+            urllib.request.urlopen(urllib.request.Request(url, body), timeout=SOON_S).close()
+        except urllib.error.HTTPError as error:
+            return error.code
+        except urllib.error.URLError:
+            assert process.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def test_a_method_that_has_another_name_now_is_not_put_in_place() -> None:
+    with pytest.raises(AttributeError, match="entry_of"):
+        put_in_place(Path, "entry_of", lambda *_: None)
 
 
 def test_help() -> None:
