@@ -20,6 +20,8 @@ RETRY_S: Final = 1.0
 # Between two readings of a RunningClock: an event loop that runs reads it as often as READ_S.
 MOST_STEP_S: Final = 0.5
 READ_S: Final = 0.25
+# For a file of the state folder that the daemon's start reads or writes.
+DISK_S: Final = 5.0
 # A gap that is worth a line of the log.
 SAID_S: Final = 5.0
 T = TypeVar("T")
@@ -87,15 +89,15 @@ async def persist(work: Work[T], failures: Failures) -> T:
         await asyncio.sleep(RETRY_S)
 
 
-def within(seconds: float, work: Callable[[], T]) -> T | None:
-    """The result of blocking work, such as a read of a disk that may hang; None where it has none in that time, or raised.
-    The thread goes on, and ends with the process."""
+def within(seconds: float, what: str, work: Callable[[], T]) -> T | None:
+    """The result of blocking work on a disk that may hang; None where it has none in that time, or raised. `what`: it does,
+    for the log: "read the clock's last time". The thread goes on, and ends with the process."""
     found: list[T] = []
     thread = threading.Thread(target=lambda: found.append(work()), name="within", daemon=True)
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        _LOG.warning("a disk does not answer within %g s: what it keeps is not known", seconds)
+        _LOG.warning("cannot %s: its disk does not answer within %g s; going on without", what, seconds)
     return found[0] if found else None
 
 

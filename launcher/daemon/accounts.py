@@ -25,8 +25,8 @@ from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
 from launcher.accounts.spent_before import Before, Lookup, Slots, begin_caps, day_in, make_caps, spent_on
 from launcher.accounts.spent_sums import SpentSums
-from launcher.base.background import within
-from launcher.base.clock import Clock, Moment, load_reading
+from launcher.base.background import DISK_S, within
+from launcher.base.clock import Clock, Moment, Reading, load_reading
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
@@ -92,8 +92,7 @@ class Accounts:
                     kept.append("the history of the load beyond the daemon's end")
                 self._no_file = f"cannot keep {' and '.join(kept)}: {error.message}; set [usage] path"
         if clock is None:
-            last = None if path is None else within(START_S, partial(load_reading, clock_path(path)))
-            clock = Clock(last=last)
+            clock = Clock(last=None if path is None else _last_reading(clock_path(path)))
         self.clock = clock
         self._allow_unknown = config.usage.when_unknown == "allow"
         self._stored: Slots = SpentSums().slot  # of no file, while no ledger is kept
@@ -304,6 +303,10 @@ def _both(
         second(entry)
 
     return record
+
+
+def _last_reading(path: Path) -> Reading | None:
+    return within(DISK_S, f"read the clock's reading '{path}'", partial(load_reading, path))
 
 
 def _path(settings: Usage, environ: Mapping[str, str]) -> Path:

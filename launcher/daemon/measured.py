@@ -7,6 +7,7 @@ import datetime as dt
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import launcher
+from launcher.base.background import DISK_S, within
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.daemon.deployment import Deployment
@@ -23,7 +25,7 @@ from launcher.machine.hardware import Hardware, read_hardware
 from launcher.measure.bench.figures import LATENCIES, OUTPUT_TOKENS, Runs, by_load
 from launcher.measure.bench.result import ClientCost, Percentiles, Software
 from launcher.measure.tune.identity import Fingerprint, ModelFingerprint
-from launcher.measure.tune.remembered import BestLayout, Limits, choose, judge, ratio, recall
+from launcher.measure.tune.remembered import BestLayout, Limits, best_file, choose, judge, ratio, recall
 from launcher.models.gguf_model import gguf_files
 from launcher.models.reader import find_model
 from launcher.models.weight_files import read_model_json
@@ -32,11 +34,13 @@ _WEIGHTS: Final = frozenset({".safetensors", ".bin", ".gguf", ".pt"})
 
 
 def with_measured_layout(deployment: Deployment, environ: Mapping[str, str] = os.environ) -> Deployment:
-    """The deployment with the verdict of `tune` beside it, if one is remembered. Reads files: milliseconds."""
+    """The deployment with the verdict of `tune` beside it, if one is remembered. Reads files: milliseconds, and no longer
+    than DISK_S where the disk of the state folder hangs."""
     try:
-        remembered = recall(state_folder(None, environ, os.geteuid()))
+        state = state_folder(None, environ, os.geteuid())
     except LauncherError:  # a user without a home folder has no results either
         return deployment
+    remembered = within(DISK_S, f"read the measured layout '{best_file(state)}'", partial(recall, state))
     if not remembered:
         return deployment
     now = fingerprint_of(deployment)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from support.fakes import SOON_S, FakeClock, until
@@ -18,6 +20,7 @@ from launcher.base.background import (
     attempt,
     persist,
     time_limit,
+    within,
 )
 from launcher.base.errors import LauncherError
 
@@ -154,3 +157,14 @@ async def test_a_time_limit_does_not_count_a_gap() -> None:
     with pytest.raises(TimeoutError):
         await late_by_an_hour()
     assert turns > 50
+
+
+def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    hanging, other = tmp_path / "fifo", tmp_path / "other"
+    os.mkfifo(hanging)
+    other.write_text("x")
+    assert within(SOON_S, "read it", other.read_text) == "x"
+    assert caplog.messages == []
+    assert within(0.1, "read it", hanging.read_text) is None
+    assert caplog.messages == ["cannot read it: its disk does not answer within 0.1 s; going on without"]
+    hanging.write_text("")  # the thread ends

@@ -12,11 +12,12 @@ from support.gguf_headers import write_gguf
 from support.verdicts import BEST
 
 from launcher.config.schema import Config, Control, Engine, EngineKind, Layout, Model
+from launcher.daemon import measured
 from launcher.daemon.deployment import Deployment, build_deployment
 from launcher.daemon.measured import fingerprint_of, model_fingerprint, software_of, with_measured_layout
 from launcher.engines.software import Stack
 from launcher.machine.named import find_topology
-from launcher.measure.tune.remembered import BestLayout, cpus_of, remember
+from launcher.measure.tune.remembered import BestLayout, best_file, cpus_of, remember
 
 
 @pytest.fixture
@@ -67,6 +68,21 @@ def test_other_weights_make_it_stale(model: Path, tmp_path: Path) -> None:
     found = with_measured_layout(deployment, environ).measured
     assert found is not None
     assert found.stale == (f"weights of {model} 1.46 KiB → 4.88 KiB",)
+
+
+def test_a_file_that_hangs_is_no_verdict(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(measured, "DISK_S", 0.1)
+    file = best_file(tmp_path / "state")
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    assert (
+        with_measured_layout(deployment_of(model), {"STATE_DIRECTORY": str(tmp_path / "state")}).measured
+        is None
+    )
+    assert f"cannot read the measured layout '{file}'" in caplog.text
+    file.write_text("")  # the thread ends
 
 
 def test_a_user_without_a_home_folder_has_no_verdict(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from support.asked_engine import ANSWER, answering_vllm
 from support.model_folders import model
 
+from launcher.base import background
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
@@ -26,6 +28,7 @@ from launcher.engines.make import (
 )
 from launcher.engines.numactl import Binding, MemPolicy
 from launcher.engines.software import Stack
+from launcher.engines.vllm import needs
 from launcher.engines.vllm.launch import VllmEngine
 from launcher.models.weight_files import read_model_json
 from launcher.plan.plan import Slot
@@ -193,6 +196,26 @@ def test_only_an_engine_that_can_tell_is_asked(tmp_path: Path, monkeypatch: pyte
         assert engine_type(kind).has_answers() is (kind is EngineKind.VLLM)
         assert (told is profiles) is (kind is EngineKind.COMMAND)
     assert (tmp_path / "asked").read_text() == "."
+
+
+def test_answers_on_a_disk_that_hangs_are_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(background, "DISK_S", 0.1)
+    hangs = threading.Event()
+    monkeypatch.setattr(needs.Answers, "get", lambda *_: hangs.wait())
+    program, folder = answering_vllm(tmp_path, ANSWER), model(tmp_path / "m")
+    setting = Config(
+        models=(Model(name="m", path=folder),), engine=Engine(command=(program,), tcmalloc="off")
+    )
+    profiles = engine_type(EngineKind.VLLM).profiles(setting, read_model_json)
+    for asking, weights in ((Asking(60.0), 4 * GIB), (Asking(), profiles["m"].weights_bytes)):
+        told = needs.answered(setting, profiles, probe_stack(setting.engine), frozenset(), asking)
+        assert told["m"].weights_bytes == weights
+    assert caplog.text.count(f"cannot read answers of engines in '{tmp_path}/state/engine-answers'") == 2
+    assert not (tmp_path / "state").exists()  # nor written
+    hangs.set()
 
 
 @pytest.mark.parametrize("kind", EngineKind)

@@ -14,7 +14,7 @@ from support.verdicts import BEST
 from launcher.config.loading import load_config
 from launcher.daemon.deployment import build_deployment
 from launcher.daemon.measured import fingerprint_of
-from launcher.measure.tune.remembered import cpus_of, remember
+from launcher.measure.tune.remembered import best_file, cpus_of, remember
 
 
 def test_from_the_state_folder_to_status(start: Callable[..., DaemonProcess], tmp_path: Path) -> None:
@@ -40,3 +40,12 @@ def test_from_the_state_folder_to_status(start: Callable[..., DaemonProcess], tm
     assert daemon.cli("reload").returncode == 0
     eventually(lambda: not reported()["in_use"])
     assert "not the layout in use: numa-launcher tune --apply" in daemon.cli("status").stdout
+
+
+def test_a_file_that_hangs_stops_no_start(start: Callable[..., DaemonProcess], tmp_path: Path) -> None:
+    file = best_file(tmp_path / "state")
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
+    daemon = start(environ={"STATE_DIRECTORY": str(tmp_path / "state")})
+    assert daemon.wait_ready(2)["measured_layout"] is None
+    assert f"cannot read the measured layout '{file}'" in daemon.log.read_text()

@@ -20,6 +20,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -305,24 +306,34 @@ def answered(
     """The profiles, by model name, with vLLM's own figures: answers that are kept, and new ones if `asking`. `flags`: of the
     processor.
 
-    Blocking. Raises LauncherError for a model whose files cannot be read."""
+    Blocking, but on the disk of the answers for DISK_S. Raises LauncherError for a model whose files cannot be read."""
     if not any(profile is not UNKNOWN for profile in profiles.values()) or stack.vllm is None:
         return profiles
     try:
         answers = Answers(answers_folder())
     except LauncherError:  # a user without a home folder
         return profiles
+    from launcher.base.background import DISK_S, within  # noqa: PLC0415  heavy
+
+    asked = [(model.name, question_of(model, config, stack, flags)) for model in config.models]
+    questions = {name: question for name, question in asked if question is not None}
+    kept = within(
+        DISK_S, f"read answers of engines in '{answers.folder}'",
+        lambda: {name: answers.get(question) for name, question in questions.items()},
+    )  # fmt: skip
     ends = time.monotonic() + asking.limit_s
     found = dict(profiles)
-    for model in config.models:
-        if (question := question_of(model, config, stack, flags)) is None:
-            continue
-        answer = answers.get(question)
+    for name, question in questions.items():
+        answer = None if kept is None else kept[name]
         left_s = ends - time.monotonic()
         if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
-            log.info("asking %s what model %s needs", question.engine, model.name)
+            log.info("asking %s what model %s needs", question.engine, name)
             answer = ask(question, limit_s=left_s, become=asking.become())
-            answers.keep(question, answer)
+            if kept is not None:
+                within(
+                    DISK_S, f"keep answers of engines in '{answers.folder}'",
+                    partial(answers.keep, question, answer),
+                )  # fmt: skip
         if answer is not None:
-            found[model.name] = with_answer(found[model.name], answer, question.engine)
+            found[name] = with_answer(found[name], answer, question.engine)
     return found
