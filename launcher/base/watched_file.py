@@ -1,9 +1,14 @@
-"""Files that are read again when they change, without a task and without a restart, and the state of each."""
+"""Files that are read again when they change, without a task and without a restart, and the state of each.
+
+They are looked at in threads: a disk that hangs holds up no event loop, and what was read before stays in force.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -14,7 +19,10 @@ from launcher.base.errors import LauncherError
 
 _LOG: Final = logging.getLogger(__name__)
 
-LOOK_EVERY_S: Final = 1.0
+# A change is in force within a second, with the event loop's tick and the time to read it.
+LOOK_EVERY_S: Final = 0.5
+# A look that takes longer hangs.
+STALL_S: Final = 5.0
 # A file that cannot be used is tried again without a change: the process may have had no descriptor left.
 RETRY_S: Final = 10.0
 # Before its end, what a file says is reported; ACME clients renew at a third of a certificate's lifetime, so that at a
@@ -71,11 +79,37 @@ def unusable(what: str, path: str, error: LauncherError, since: float) -> FileSt
     )
 
 
+class _Looks:
+    """Calls `look` in a thread: one at a time, at most every LOOK_EVERY_S."""
+
+    def __init__(self, look: Callable[[float], None]) -> None:
+        self._look = look
+        self._at = 0.0
+        self._began = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self, now: float) -> None:
+        """Look, if it is time to; `now` is a monotonic clock's. Does not wait."""
+        if now < self._at or (self._thread is not None and self._thread.is_alive()):
+            return
+        self._at, self._began = now + LOOK_EVERY_S, time.monotonic()
+        thread = threading.Thread(target=self._look, args=(now,), name="watched file", daemon=True)
+        with contextlib.suppress(RuntimeError):  # no thread can be had now: the next call tries again
+            thread.start()
+            self._thread = thread
+
+    @property
+    def hangs_s(self) -> float:
+        """For how long the look in progress has hung; 0 for none."""
+        taken_s = time.monotonic() - self._began
+        return taken_s if taken_s > STALL_S and self._thread is not None and self._thread.is_alive() else 0.0
+
+
 class WatchedFile(Generic[T]):
     """What one or more files say. Files that cannot be used change nothing; the reason is logged once, and is the state's.
 
     A change is another inode (a file replaced by rename, a Kubernetes secret's symlink), time or size. Looking for one
-    costs a comparison per call and a stat(2) of each file per second.
+    costs a comparison per call, and twice a second a thread with a stat(2) of each file.
     """
 
     def __init__(
@@ -86,14 +120,14 @@ class WatchedFile(Generic[T]):
         validity: Callable[[T], Validity | None] = lambda _: None,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`read` is called here and after each change. `validity`: from when to when what was read counts. Raises
-        LauncherError."""
+        """`read` is called here, and in a thread after each change. `validity`: from when to when what was read counts.
+        Raises LauncherError."""
         self._what = what
         self._read = read
         self._paths = dict.fromkeys(paths)
         self._validity = validity
         self._wall = wall
-        self._look_at = 0.0
+        self._looks = _Looks(self._look)
         self._try_at = 0.0
         self._trouble: LauncherError | None = None
         self._identity = self._identify()
@@ -101,18 +135,20 @@ class WatchedFile(Generic[T]):
         self._since = wall()
 
     def latest(self, now: float) -> T:
-        """What the files say, checked at most once a second; `now` is a monotonic clock's."""
-        if now >= self._look_at:
-            self._look_at = now + LOOK_EVERY_S
-            found = self._identify()
-            if found != self._identity or (self._trouble is not None and now >= self._try_at):
-                self._identity = found
-                self._try_at = now + RETRY_S
-                self.reload()
+        """What the files said when they were last read. Does not wait: where it is time to look for a change, that begins.
+        `now` is a monotonic clock's."""
+        self._looks.begin(now)
         return self.value
 
+    def _look(self, now: float) -> None:
+        found = self._identify()
+        if found != self._identity or (self._trouble is not None and now >= self._try_at):
+            self._identity = found
+            self._try_at = now + RETRY_S
+            self.reload()
+
     def reload(self) -> bool:
-        """Read the files now. False: they cannot be used."""
+        """Read the files now. False: they cannot be used. Blocks."""
         before = self._trouble
         try:
             self.value = self._read()
@@ -130,11 +166,15 @@ class WatchedFile(Generic[T]):
 
     def state(self) -> FileState:
         """As of the last look."""
-        path, now, trouble = next(iter(self._paths)), self._wall(), self._trouble
+        path, now, trouble, begun = next(iter(self._paths)), self._wall(), self._trouble, self._since
+        if hangs_s := self._looks.hangs_s:
+            why = f"its disk does not answer within {STALL_S:g} s"
+            trouble = LauncherError(f"cannot read '{path}': {why}", "see whether its disk answers")
+            begun = now - hangs_s
         kept = "" if trouble is None else f"{trouble.message}; the {self._what} read before stays in force"
         condition, since, why = self._of_validity(path, now)
         if condition is FileCondition.IN_USE and trouble is not None:
-            condition, since = FileCondition.UNUSABLE, self._since
+            condition, since = FileCondition.UNUSABLE, begun
         remedy = "" if condition is FileCondition.IN_USE else _RENEW
         return FileState(
             what=self._what, path=path, state=condition, since=since, why="; ".join(filter(None, (why, kept))),
@@ -179,28 +219,33 @@ class FileThatMayCome(Generic[T]):
     """A WatchedFile that need not be there at first: what is read of it is None until it can be used."""
 
     def __init__(self, what: str, path: str, watch: Callable[[], WatchedFile[T]]) -> None:
-        """`watch`: makes the WatchedFile; raises LauncherError."""
+        """`watch`: makes the WatchedFile; raises LauncherError. It is called here, and in a thread until it succeeds."""
         self.what, self.path = what, path
         self._watch = watch
         self._file: WatchedFile[T] | None = None
         self._unread: FileState | None = None
-        self._try_at = 0.0
+        self._looks = _Looks(self._look)
+        self._look(0.0)
 
     def latest(self, now: float) -> T | None:
-        if self._file is None and now >= self._try_at:
-            self._try_at = now + LOOK_EVERY_S
-            try:
-                self._file = self._watch()
-            except LauncherError as error:
-                before = self._unread
-                since = time.time() if before is None else before.since
-                self._unread = unusable(self.what, self.path, error, since)
-                if before is None or before.why != error.message:
-                    _LOG.error("%s (%s)", error.message, error.remedy)
-        return None if self._file is None else self._file.latest(now)
+        """As `WatchedFile.latest`."""
+        if self._file is None:
+            self._looks.begin(now)
+            return None
+        return self._file.latest(now)
+
+    def _look(self, _now: float) -> None:
+        try:
+            self._file = self._watch()
+        except LauncherError as error:
+            before = self._unread
+            since = time.time() if before is None else before.since
+            self._unread = unusable(self.what, self.path, error, since)
+            if before is None or before.why != error.message:
+                _LOG.error("%s (%s)", error.message, error.remedy)
 
     def state(self) -> FileState:
-        """As of the last look, of which there must have been one."""
+        """As of the last look."""
         if self._file is not None:
             return self._file.state()
         assert self._unread is not None  # noqa: S101  it was looked at
@@ -216,7 +261,7 @@ class WatchedFiles:
         self._before = [FileCondition.IN_USE for _ in self._files]
 
     def look(self, now: float) -> None:
-        """At most once a second; `now` as for `WatchedFile.latest`."""
+        """At most every LOOK_EVERY_S; `now` as for `WatchedFile.latest`."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S

@@ -51,7 +51,7 @@ class Certificates:
         )
 
     def look(self, now: float) -> None:
-        """Read what has changed, at most once a second; `now` is a monotonic clock's."""
+        """Begin to read what has changed; `now` is a monotonic clock's."""
         self._files.look(now)
 
     def authority(self, now: float) -> ssl.SSLContext | None:

@@ -107,7 +107,7 @@ class ApiKeys:
         return entry if key_record.proves(key, salt, expected) else None
 
     def look(self, now: float) -> None:
-        """Apply a change of the file, at most once a second."""
+        """Apply a change of the file that was read, and look for the next."""
         if self._file is not None and (records := self._file.latest(now)) is not self._records:
             self._follow(records, now)
 

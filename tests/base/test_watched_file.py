@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
+from support.fakes import looked
 
+from launcher.base import watched_file
 from launcher.base.errors import LauncherError
 from launcher.base.files import excess_mode
-from launcher.base.watched_file import NOTICE_S, RETRY_S, FileCondition, WatchedFile, WatchedFiles
+from launcher.base.watched_file import (
+    NOTICE_S,
+    RETRY_S,
+    FileCondition,
+    FileThatMayCome,
+    WatchedFile,
+    WatchedFiles,
+)
+
+T = TypeVar("T")
+
+
+def newest(file: WatchedFile[T], now: float) -> T:
+    """What it says once the look that begins now has ended."""
+    file.latest(now)
+    looked()
+    return file.value
 
 
 @pytest.fixture
@@ -36,15 +56,15 @@ class Reader(WatchedFile[str]):
 
     def later(self) -> str:
         self._now += 2.0
-        return self.latest(self._now)
+        return newest(self, self._now)
 
 
 def test_a_change_is_read_once(path: Path) -> None:
     file = Reader(path)
-    assert file.latest(1.0) == "one"
+    assert newest(file, 1.0) == "one"
     path.write_text("three")
-    assert file.latest(1.9) == "one"  # once a second
-    assert file.latest(2.0) == file.latest(4.0) == "three"
+    assert newest(file, 1.4) == "one"  # twice a second
+    assert newest(file, 1.5) == newest(file, 4.0) == "three"
     assert file.reads == 2
 
 
@@ -84,7 +104,7 @@ def test_either_of_two_files(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
     file = WatchedFile("words", lambda: [path.read_text(), other.exists()], str(path), str(other))
     other.write_text("two")
-    assert file.latest(1.0) == ["one", True]
+    assert newest(file, 1.0) == ["one", True]
 
 
 DAY = 86_400.0
@@ -143,7 +163,7 @@ def test_a_file_that_cannot_be_used_has_a_state(path: Path) -> None:
     file = Dated(path)
     file.now += 60
     path.write_text("nonsense")
-    assert file.latest(2.0) == "910 2000"
+    assert newest(file, 2.0) == "910 2000"
     file.now += 60
     state = file.state()
     assert (state.state, state.since) == (FileCondition.UNUSABLE, 1000 * DAY + 60)
@@ -151,7 +171,7 @@ def test_a_file_that_cannot_be_used_has_a_state(path: Path) -> None:
     assert state.why.endswith("; the paper read before stays in force")
     assert state.remedy == "write it"
     path.write_text("910 2001")
-    file.latest(4.0)
+    newest(file, 4.0)
     assert (file.state().state, file.state().since) == (FileCondition.IN_USE, 1000 * DAY + 120)
 
 
@@ -159,7 +179,7 @@ def test_the_old_one_expires_while_the_new_one_cannot_be_used(path: Path) -> Non
     path.write_text("910 1001")
     file = Dated(path)
     path.write_text("nonsense")
-    file.latest(2.0)
+    newest(file, 2.0)
     file.now += 2 * DAY
     state = file.state()
     assert state.state is FileCondition.EXPIRED
@@ -179,10 +199,10 @@ def test_it_is_tried_again_without_a_change(path: Path) -> None:
 
     file = WatchedFile("word", read, str(path))
     path.write_text("two")
-    assert file.latest(2.0) == "one"
+    assert newest(file, 2.0) == "one"
     broken.clear()
-    assert file.latest(2.0 + RETRY_S / 2) == "one"
-    assert file.latest(2.0 + RETRY_S) == "two"
+    assert newest(file, 2.0 + RETRY_S / 2) == "one"
+    assert newest(file, 2.0 + RETRY_S) == "two"
 
 
 def test_what_expires_is_logged_once_without_a_request(path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -199,7 +219,46 @@ def test_what_expires_is_logged_once_without_a_request(path: Path, caplog: pytes
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     path.write_text("910 2000")
     files.look(8.0)
+    looked()
     assert files.states()[0].state is FileCondition.IN_USE
+
+
+def test_a_file_that_hangs_holds_up_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The value before stays, and the state says so until it can be read again."""
+    monkeypatch.setattr(watched_file, "STALL_S", 0.05)
+    file = Reader(path)
+    path.unlink()
+    os.mkfifo(path)
+    began = time.monotonic()
+    for now in (1.0, 2.0, 3.0):
+        assert file.latest(now) == "one"
+        time.sleep(0.06)
+    assert file.reads == 2  # one look at a time
+    state = file.state()
+    assert state.state is FileCondition.UNUSABLE
+    assert state.why == (
+        f"cannot read '{path}': its disk does not answer within 0.05 s; the word read before stays in force"
+    )
+    assert 0 < time.time() - state.since <= time.monotonic() - began + 0.1
+    fifo = path.rename(path.with_name("fifo"))
+    path.write_text("two")
+    fifo.write_text("")  # the look ends
+    looked()
+    assert (newest(file, 4.0), file.state().state) == ("two", FileCondition.IN_USE)
+
+
+def test_a_file_that_may_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path.rename(away := path.with_name("away"))
+    file = FileThatMayCome("word", str(path), lambda: Reader(path))
+    assert file.state().state is FileCondition.UNUSABLE
+    for now in (1.0, 2.0):
+        assert file.latest(now) is None
+        looked()
+    assert caplog.text.count("cannot read it") == 1
+    away.rename(path)
+    assert file.latest(3.0) is None  # it is looked for in a thread
+    looked()
+    assert (file.latest(4.0), file.state().state) == ("one", FileCondition.IN_USE)
 
 
 def test_modes(path: Path) -> None:

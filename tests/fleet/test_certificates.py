@@ -14,11 +14,11 @@ from typing import Any
 
 import pytest
 from support.cloud import make_certificate
-from support.fakes import SOON_S
+from support.fakes import SOON_S, looked
 from support.ports import free_port
 
 from launcher.base.errors import LauncherError, RefusedError, TimedOutError
-from launcher.base.watched_file import FileCondition
+from launcher.base.watched_file import LOOK_EVERY_S, FileCondition
 from launcher.fleet.certificates import Certificates
 from launcher.fleet.config import FleetConfig, Hosts
 from launcher.fleet.config import Ingress as IngressHosts
@@ -159,6 +159,7 @@ async def test_what_haproxy_does_not_take_is_not_in_use(
     ca.write_text(make_certificate(tmp_path).path.read_text() + "\n")
     for now in (4.0, 6.0):
         await certificates.hand_on(servers, now)
+        await asyncio.to_thread(looked)
     assert [one.state for one in certificates.states()][1] is FileCondition.UNUSABLE
     assert caplog.text.count("start it again") == 1
     certificates.started()
@@ -181,6 +182,8 @@ async def test_another_authority_is_believed_by_the_next_question(tmp_path: Path
     assert before is not None
     assert certificates.authority(2.0) is before
     ca.write_text(make_certificate(tmp_path).path.read_text() + "\n")
+    assert certificates.authority(4.0) is before
+    await asyncio.to_thread(looked)
     after = certificates.authority(4.0)
     assert after is not None
     assert after is not before
@@ -212,6 +215,9 @@ async def test_a_renewed_certificate_of_the_picker_is_used(tmp_path: Path) -> No
         place = listening.getsockname()
         assert (await asyncio.to_thread(ssl.get_server_certificate, place)).strip() in first
         path.write_text(second := pem_of(tmp_path / "2"))
-        await asyncio.sleep(1.1)  # it looks once a second
-        assert (await asyncio.to_thread(ssl.get_server_certificate, place)).strip() in second
+        for _ in range(2):  # the first looks
+            await asyncio.sleep(LOOK_EVERY_S)
+            shown = (await asyncio.to_thread(ssl.get_server_certificate, place)).strip()
+            await asyncio.to_thread(looked)
+        assert shown in second
         server.close()

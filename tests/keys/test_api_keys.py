@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 import pytest
+from support import fakes
 from support.hand_clock import HandClock
 from support.keys import Fields, head_with, make, put
 from support.stored_sums import StoredSums
@@ -26,15 +27,23 @@ from launcher.keys.key_record import KeyRecord
 def refused(
     keys: ApiKeys, authorization: str | None, x_api_key: str | None = None, now: float = 0.0
 ) -> HttpError:
+    looked(keys, now)
     with pytest.raises(HttpError) as caught:
         keys.check(head_with(authorization, x_api_key), now)
     assert caught.value.status == 401
     return caught.value
 
 
+def looked(keys: ApiKeys, now: float) -> None:
+    """What has changed until now was read."""
+    keys.look(now)
+    fakes.looked()
+
+
 def entry(
     keys: ApiKeys, authorization: str | None, x_api_key: str | None = None, now: float = 0.0
 ) -> KeyEntry:
+    looked(keys, now)
     found = keys.check(head_with(authorization, x_api_key), now)
     assert found is not None
     return found
@@ -124,6 +133,7 @@ def test_the_key_in_force_counts_wherever_it_is(path: Path) -> None:
         assert found.record.name == "ann"
     revoked = make("ann", revoked="2026-11-21T10:00:00Z")[1]
     put(path, revoked, bob_record)
+    looked(keys, 5.0)
     found = keys.check(Fields(("authorization", f"Bearer {ann}"), ("x-api-key", bob)), 5.0)
     assert found is not None
     assert found.record.name == "bob"
@@ -152,15 +162,15 @@ def test_changes_are_seen_within_a_second(path: Path) -> None:
     entry(keys, f"Bearer {ann}", now=10.0).limits.begin(10.0)
     bob, bob_record = make("bob")
     put(path, record, bob_record)
-    refused(keys, f"Bearer {bob}", now=10.9)
-    assert entry(keys, f"Bearer {bob}", now=11.1).record.name == "bob"
-    spent = entry(keys, f"Bearer {ann}", now=11.1).limits
+    refused(keys, f"Bearer {bob}", now=10.4)
+    assert entry(keys, f"Bearer {bob}", now=10.5).record.name == "bob"
+    spent = entry(keys, f"Bearer {ann}", now=10.5).limits
     assert spent.in_flight == 1  # what is spent outlives the reload
     spent.sums.accepted += 3
     spent.sums.ended["completed"] += 2
     assert spent.sums.in_flight == 1
     put(path, make("ann", revoked="2026-11-21T10:00:00Z")[1], bob_record)
-    refused(keys, f"Bearer {ann}", now=12.2)
+    refused(keys, f"Bearer {ann}", now=11.0)
     assert keys.sums["ann"].accepted == 3  # and sums outlive the key
 
 
@@ -328,6 +338,7 @@ def test_budgets_follow_the_file(path: Path, tmp_path: Path) -> None:
     entry(keys, f"Bearer {ann}", now=2.0)
     assert [(state.key, state.limit) for state in held.states()] == [("ann", 2000)]
     put(path, msgspec.structs.replace(record, budget="3k-tokens/day"))
+    looked(keys, 4.0)
     keys.look(4.0)  # without a request
     assert [(state.key, state.limit) for state in held.states()] == [("ann", 3000)]
 

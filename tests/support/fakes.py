@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -27,6 +28,14 @@ async def until(check: Callable[[], object], pause_s: float = 0.001) -> None:
     async with asyncio.timeout(SOON_S):
         while not check():  # noqa: ASYNC110  there is no event to wait for
             await asyncio.sleep(pause_s)
+
+
+def looked() -> None:
+    """Wait for the threads that look at watched files."""
+    for thread in threading.enumerate():
+        if thread.name == "watched file":
+            thread.join(SOON_S)
+            assert not thread.is_alive()
 
 
 def a_slot(number: int = 0, *, cpus: str = "0-3", nodes: str = "0") -> Slot:

@@ -97,7 +97,7 @@ _REMEDY: Final = "name a PEM chain in [proxy] tls_certificate and its PEM key in
 
 
 class ServerTls:
-    """The certificate in force. Its files are checked during handshakes, at most once a second."""
+    """The certificate in force. A change of its files is looked for during handshakes, which do not wait for it."""
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.certificates import ECDSA, certify
+from support.fakes import looked
 
 from launcher.base.errors import LauncherError
 from launcher.proxy.downstream.tls import ServerTls
@@ -71,7 +72,10 @@ class Server:
         self, *, later: bool = False, name: str | None = "localhost", **limits: object
     ) -> tuple[str, ...]:
         """Subject of the certificate that a client sees, protocol and ALPN; `later`: a second has passed."""
-        self.clock.now += 1.1 if later else 0
+        if later:
+            self.clock.now += 1.1
+            assert self.tls.end  # looks for a change
+            await asyncio.to_thread(looked)
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
@@ -86,6 +90,7 @@ class Server:
         (made,) = (path.stem for path in self.store.glob("*.pem") if path.read_text() == shown)
         assert await reader.read() == b"hello"
         writer.close()
+        await asyncio.to_thread(looked)
         return made, found.version(), found.selected_alpn_protocol()
 
 
@@ -118,7 +123,7 @@ async def test_old_versions_are_refused(server: Server) -> None:
 async def test_new_files_are_taken_without_a_restart(server: Server, shelf: Shelf) -> None:
     assert (await server.shown())[0] == "a"
     shelf.put("b")
-    assert (await server.shown())[0] == "a"  # the files are looked at once a second
+    assert (await server.shown())[0] == "a"  # the files are looked at twice a second
     assert (await server.shown(later=True))[0] == "b"
     assert (await server.shown(name=None))[0] == "b"
     shelf.put("c")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -12,16 +13,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deployments import CLOUD, made
+from support.daemon_logs import FakeJournal
+from support.deployments import CLOUD
+from support.deployments import made as deployment
 from support.keys import new_key
 from support.otlp_receiver import receiving
 from support.proxy_under_test import Build, until
 
 from launcher.accounts.audit_verify import verify
+from launcher.accounts.budgets import Budgets
+from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_reader
 from launcher.accounts.request_rows import entries
-from launcher.base import log_lines
+from launcher.base import log_lines, watched_file
 from launcher.base.money import PICOS
+from launcher.base.writer import Sink
 from launcher.daemon.accounts import Accounts
 
 REQUESTS = 40
@@ -63,31 +69,68 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     found.thread = 0
 
 
-@pytest.fixture
-def logged(tmp_path: Path) -> Iterator[Path]:
-    """Access lines go to a file, as set_up does it."""
-    path, access = tmp_path / "log", logging.getLogger(log_lines.ACCESS)
+Logged = Callable[[], list[str]]
+"""The access lines that were written."""
+
+
+@pytest.fixture(params=["text", "journal"])
+def logged(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Logged]:
+    """Access lines go to a file or to the journal, as set_up does it."""
+    access = logging.getLogger(log_lines.ACCESS)
     before = access.handlers[:], access.propagate, access.level
-    with path.open("w") as file:
-        handler = log_lines.LineHandler(file)
+    with contextlib.ExitStack() as stack:
+        handler: log_lines.QueuedHandler
+        if request.param == "journal":
+            journal = stack.enter_context(contextlib.closing(FakeJournal()))
+            handler = journal.handler
+            found = lambda: [entry["MESSAGE"] for entry in journal.entries]  # noqa: E731
+        else:
+            path = tmp_path / "log"
+            handler = log_lines.LineHandler(stack.enter_context(path.open("w")))
+            stack.callback(handler.close)
+            stack.callback(handler.flush)
+            found = lambda: path.read_text().splitlines()  # noqa: E731
         access.handlers[:], access.propagate = [handler], False
         access.setLevel(logging.INFO)
         try:
-            yield path
+            yield found
         finally:
-            handler.flush()
-            handler.close()
             access.handlers[:], access.propagate = before[:2]
             access.setLevel(before[2])
 
 
+class Records:
+    """Records of ended requests, when they are made and when they are taken."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[EndedRequest] = []
+        self.taken: dict[str, list[EndedRequest]] = {}
+        monkeypatch.setattr("launcher.proxy.ended.EndedRequest", self._make)
+        for owner, name in ((Sink, "put"), (Budgets, "spend")):
+            monkeypatch.setattr(owner, name, self._taking(getattr(owner, name)))
+
+    def _make(self, *values: Any) -> EndedRequest:
+        self.made.append(EndedRequest(*values))
+        return self.made[-1]
+
+    def _taking(self, take: Callable[..., None]) -> Callable[..., None]:
+        def taking(taker: Any, entry: Any) -> None:
+            if isinstance(entry, EndedRequest):
+                self.taken.setdefault(type(taker).__name__, []).append(entry)
+            take(taker, entry)
+
+        return taking
+
+
 async def test_a_request_makes_no_file_system_call(
-    build: Build, tmp_path: Path, watch: Watch, logged: Path
+    build: Build, tmp_path: Path, watch: Watch, logged: Logged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    records = Records(monkeypatch)
+    monkeypatch.setattr(watched_file, "LOOK_EVERY_S", 0.0)  # each request looks for a change of the keys
     folder, trail = tmp_path / "state", tmp_path / "trail"
     key = new_key(tmp_path / "keys", "ann", budget="1M-tokens/day")
     with receiving() as receiver:
-        config = made(
+        config = deployment(
             usage={"path": str(folder / "usage.db")}, audit={"path": str(trail), "strict": True},
             telemetry={"otlp_endpoint": receiver.url, "otlp_sampling": 1.0}, proxy={"overflow": (CLOUD,)},
         ).config  # fmt: skip
@@ -116,12 +159,17 @@ async def test_a_request_makes_no_file_system_call(
         for number in range(REQUESTS):
             await ask(number)
         watch.thread = 0
+        taken = records.taken | {"Timelines": list(proxy.server.requests._timelines._recent)}
         await proxy.stack.aclose()
         await accounts.stop()
-        await until(lambda: len(logged.read_text().splitlines()) == REQUESTS + 4)
+        await until(lambda: len(logged()) == REQUESTS + 4)
         assert len({span.trace_id for span in receiver.spans}) == REQUESTS + 4
-    # A changed file of keys is looked for once a second, whatever there is to do.
-    assert [call for call in watch.calls if f"{tmp_path}/keys" not in call] == []
+    assert watch.calls == []
+    made = [*map(id, records.made)]
+    assert len(made) == REQUESTS + 4  # one for each request, which all get
+    assert {taker: [*map(id, entries)] for taker, entries in taken.items()} == dict.fromkeys(
+        ("Ledger", "Budgets", "AuditTrail", "Exporter", "Timelines"), made
+    )
     reader = open_reader(folder / "usage.db")
     assert len(list(entries(reader, 0, 1e12))) == REQUESTS + 4
     reader.close()

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.fakes import SOON_S
+from support.fakes import SOON_S, looked
 from support.hand_clock import HandClock, at
 from support.keys import make, put
 from support.overflow import Cloud, Make, body, left
@@ -352,6 +352,10 @@ async def test_a_new_key_is_read(
     proxy = await proxy_with(api_key_file=str(key_file))
     for text in ("one", "three", ""):  # the last one is no key: the one before stays
         key_file.write_text(text)
+        for _ in range(2):  # the first may have begun before
+            await asyncio.to_thread(looked)
+            proxy.server.readings.files()
+        await asyncio.to_thread(looked)
         await send(proxy, "POST", CHAT, body=body(model="m"))
     assert [headers["authorization"] for _, headers, _ in cloud.got] == [
         "Bearer one",
