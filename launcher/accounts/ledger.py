@@ -91,6 +91,7 @@ class Ledger(Sink[EndedRequest]):
         self._answered: tuple[Lookup, Before] | None = None
         self._keep_s = settings.keep_days * _DAY_S
         self._samples: list[Sample] = []
+        self._told_left_out = False
         self._file: LedgerFile | None = None
         self._unsummed: list[EndedRequest] = []
         """Entries that the file before had not summed up, should it prove to be damaged."""
@@ -107,10 +108,17 @@ class Ledger(Sink[EndedRequest]):
     # --- the event loop's side -----------------------------------------------------------------------
 
     def meter(self, amounts: Iterable[tuple[str, str, float]]) -> None:
-        """Add to the sums of the current hour: what, name, amount. Beyond MOST_WAITING they are left out."""
+        """Add to the sums of the current hour: what, name, amount. Beyond MOST_WAITING they are left out, and
+        that is said once."""
         if len(self._samples) < MOST_WAITING:
             now = self._clock.wall()
             self._samples.extend((now, what, name, amount) for what, name, amount in amounts)
+            self._told_left_out = False
+        elif not self._told_left_out:
+            log.error(
+                "%s lacks seconds of slots and energy from now on: %d amounts wait", self.title, MOST_WAITING
+            )
+            self._told_left_out = True
 
     @property
     def lost(self) -> int:

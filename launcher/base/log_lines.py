@@ -479,6 +479,11 @@ def warnings() -> tuple[str, ...]:
     return tuple(text for handler in _queued() for text in handler.warnings())
 
 
+def dropped() -> int:
+    """Lines that were not written, since the start."""
+    return sum(handler.dropped for handler in _queued())
+
+
 def finish() -> None:
     """Before the process ends: the last lines are written, within EXIT_S. A reader that has stopped is given up: what is
     printed after that is lost, and delays nothing."""

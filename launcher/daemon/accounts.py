@@ -47,7 +47,7 @@ START_S: Final = 5.0
 STOP_S: Final = 10.0
 # Between two tries to read a ledger that could not be read.
 READ_AGAIN_S: Final = 10.0
-# Between two looks whether the clock was set.
+# Between two looks whether the clock was set, and whether a sink hangs.
 LOOK_S: Final = 1.0
 # Between two additions of the slots' ready and busy seconds to the ledger; SIGKILL loses those of so long.
 METER_S: Final = 5.0
@@ -131,6 +131,7 @@ class Accounts:
             if sink is not None
         ]
         self.accounting = self._told(self.accounting, config)
+        self._looking: asyncio.Task[None] | None = None
         self._meter: asyncio.Task[None] | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -156,6 +157,7 @@ class Accounts:
             log.error("%s", self._no_file)
         for writer, _ in self._writers:
             writer.start()
+        self._looking = asyncio.create_task(self._look(), name="sinks")
         if self._audit is not None:  # the first line is on the disk, or could not be written
             await asyncio.to_thread(self._audit.flush, START_S)
         before, now = Before(Past(), {}), self.clock.now()
@@ -169,6 +171,13 @@ class Accounts:
             read_at = now._replace(steps=now.steps - 1) if now.was_set else now
             again = self._read_again(self.ledger, read_at, before.keys.unreadable)
             self._reading = asyncio.create_task(again, name="usage past")
+
+    async def _look(self) -> None:
+        """Say of a sink that hangs that it does."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            for writer, _ in self._writers:
+                writer.sink.look()
 
     async def _before(self, ledger: Ledger, now: Moment, day_at: float) -> Before:
         return await asyncio.to_thread(ledger.read, Lookup(now, day_at, tuple(self._caps)), START_S)
@@ -205,9 +214,10 @@ class Accounts:
 
     async def stop(self) -> None:
         """After the last request has ended: what waits is written. Also without `start`, and again."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait({self._reading})
+        for task in (self._reading, self._looking):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
         if self._meter is not None:
             meter, self._meter = self._meter, None
             meter.cancel()

@@ -48,7 +48,7 @@ from launcher.plan.plan import Placement
 from launcher.proxy.downstream import listener
 from launcher.proxy.downstream.listener import unused
 from launcher.proxy.server import ProxyServer
-from launcher.telemetry import machine_metrics
+from launcher.telemetry import machine_metrics, metrics
 from launcher.telemetry.machine_metrics import Values
 
 log = logging.getLogger("launcher.daemon")
@@ -357,6 +357,7 @@ class Daemon:
             **self.sample.values(),
             **self.accounts.values(),
             **self.costs.values(),
+            metrics.LOG_LINES_DROPPED: {(): log_lines.dropped()},
         }
 
 

@@ -85,6 +85,7 @@ LEDGER_BYTES = "numa_launcher_usage_ledger_bytes"
 TRACES_EXPORTED = "numa_launcher_traces_exported"
 TRACES_DROPPED = "numa_launcher_traces_dropped"
 TRACES_WAITING = "numa_launcher_traces_waiting"
+LOG_LINES_DROPPED = "numa_launcher_log_lines_dropped"
 
 TABLE: tuple[Spec, ...] = (
     counter(
@@ -253,6 +254,11 @@ TABLE: tuple[Spec, ...] = (
         "reason",
     ),
     gauge(TRACES_WAITING, "Traces that wait in memory to be sent."),
+    counter(
+        LOG_LINES_DROPPED,
+        "Lines of the daemon's log, of the access log and of instances' output that were not written: stderr or the journal "
+        "did not take them.",
+    ),
     *machine_metrics.TABLE,
 )
 

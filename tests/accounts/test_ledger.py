@@ -118,7 +118,7 @@ class HangingFile(ledger_file.LedgerFile):
 
 
 def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The thread never comes to a bound of its own; what is lost is in the file once the disk answers."""
     monkeypatch.setattr(module, "MOST_WAITING", 10)
@@ -133,6 +133,7 @@ def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
             record(ledger, 10)
             for _ in range(20):
                 ledger.meter([("joules", "0", 1.0)])
+            assert caplog.text.count("lacks seconds of slots and energy from now on: 10 amounts wait") == 1
             eventually(lambda: ledger.problem)
             assert (ledger.waiting, ledger.lost) == (10, 4)
             assert "a write takes longer than 0.05 s" in ledger.problem.text

@@ -250,6 +250,9 @@ def test_set_up(root: logging.Logger, monkeypatch: pytest.MonkeyPatch) -> None:
     log_lines.set_up("debug", "journal")
     (handler,) = root.handlers
     assert isinstance(handler, log_lines.FieldsHandler)
+    assert log_lines.dropped() == 0
+    handler.dropped = 3
+    assert log_lines.dropped() == 3
     assert root.level == logging.DEBUG
     access = logging.getLogger("launcher.access")
     assert (access.handlers, access.propagate) == ([handler], False)

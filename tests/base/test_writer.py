@@ -205,21 +205,31 @@ def test_no_error_ends_the_thread(kind: type[Numbers], caplog: pytest.LogCapture
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def test_a_sink_that_never_returns_is_named_and_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sink_that_never_returns_is_named_and_memory_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It is said once while it hangs, not after."""
+    caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "STALL_S", 0.05)
     with written(Numbers("the first", most=10)) as sink, hanging() as (hang, began):
         sink.fault = hang  # type: ignore[assignment]
         sink.put(0)
         assert began.wait(60)
+        sink.look()
         for number in range(100):
             sink.put(number)
         eventually(lambda: sink.problem)
+        for _ in range(2):
+            sink.look()
+        hung = "cannot write the first: a write takes longer than 0.05 s; see whether its disk answers; they wait in memory"
+        assert said(caplog) == [hung]
         assert sink.problem is not None
         assert sink.problem.text == "cannot write the first: a write takes longer than 0.05 s"
         assert not sink.flush(0.05)
         assert (sink.waiting, sink.lost) == (10, 91)
         sink.fault = lambda: None
     assert sink.numbers == [0, *range(9)]
+    assert said(caplog) == [hung, "the first is written again"]
 
 
 def test_the_end_does_not_wait_for_a_sink_that_hangs(

@@ -223,7 +223,7 @@ async def test_a_daemon_ends_while_it_waits_for_its_ledger(tmp_path: Path) -> No
 
 
 async def test_a_disk_that_hangs_delays_the_start_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Budgets and caps are unknown until it answers; what ended meanwhile counts then, too."""
     first = accounts(tmp_path)
@@ -244,6 +244,8 @@ async def test_a_disk_that_hangs_delays_the_start_only(
     monkeypatch.setattr(module, "START_S", 0.2)
     monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
     monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+    monkeypatch.setattr(module, "DISK_S", 0.2)
     monkeypatch.setattr(module, "load_reading", hang)
     monkeypatch.setattr(ledger, "LedgerFile", Hanging)
     second = accounts(tmp_path, proxy={"overflow": (CLOUD,)})
@@ -253,6 +255,7 @@ async def test_a_disk_that_hangs_delays_the_start_only(
     assert not second.accounting.caps["cloud"].known
     second.accounting.record(EndedRequest(ended_at=time.time(), request_id="r", key="ann", output_tokens=40))
     await until(lambda: any("a write takes longer than 0.05 s" in text for text in second.warnings()))
+    await until(lambda: "a write takes longer than 0.05 s" in caplog.text)  # said while it hangs
     goes_on.set()
     await until(lambda: spent(second) == 340)
     await until(lambda: second.accounting.caps["cloud"].known)

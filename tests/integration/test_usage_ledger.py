@@ -179,6 +179,7 @@ def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     shown = metrics(daemon)
     assert "numa_launcher_usage_ledger_entries_total 20.0" in shown
     assert "numa_launcher_usage_ledger_ok 1.0" in shown
+    assert "numa_launcher_log_lines_dropped_total 0.0" in shown
     daemon.process.kill()
     daemon.process.wait()
     daemon.nothing_left()
