@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 from launcher.accounts.latency import merged
+from launcher.accounts.ledger import BATCH_S
 from launcher.accounts.ledger_file import open_reader, open_sums
 from launcher.accounts.request_rows import entries
 from launcher.accounts.sums import DIMENSIONS, INTEGERS
@@ -28,9 +29,9 @@ from launcher.telemetry.history import HOUR
 
 BUSY_LEDGER = Path(__file__).parents[1] / "support" / "busy_ledger.py"
 FOREVER = 1e12
-# A batch lasts 0.1 s, and its commit milliseconds; other jobs may use the cpus.
+# A turn begins so long after the end of the one before, and writes all that ended before it began. Its commit takes
+# milliseconds; other jobs may use the cpus.
 LOST_S = 0.1
-SLACK_S = 10.0
 
 
 def whole(path: Path) -> list[Any]:
@@ -56,8 +57,8 @@ def summed(reader: sqlite3.Connection, dimension: str) -> tuple[int, ...]:
     return row
 
 
-def killed(path: Path, first: int, batch_s: float, after_s: float) -> float:
-    """Fill a ledger, kill the writer, and return when."""
+def killed(path: Path, first: int, batch_s: float, after_s: float) -> tuple[float, int]:
+    """Fill a ledger, and kill the writer. When that was, and how many entries the last turn that ended must have written."""
     process = subprocess.Popen(
         [sys.executable, str(BUSY_LEDGER), str(path), str(first), str(batch_s)], stdout=subprocess.PIPE
     )
@@ -68,9 +69,14 @@ def killed(path: Path, first: int, batch_s: float, after_s: float) -> float:
     finally:
         at = time.time()
         process.kill()
-        process.communicate()
+        told, _ = process.communicate()
     assert process.returncode == -signal.SIGKILL
-    return at
+    return at, written_by_turns(told.split(), first)
+
+
+def written_by_turns(told: Sequence[bytes | str], first: int) -> int:
+    """What ToldLedger told: entries that were there when the last turn began that has ended, `first` without one."""
+    return int(told[-2]) if len(told) > 1 else first
 
 
 @pytest.mark.parametrize(
@@ -81,17 +87,19 @@ def test_sigkill_at_random_moments(tmp_path: Path, kills: int, record_property: 
     """Each next writer goes on with the file. Every second one commits 50 times a second, so that kills hit commits."""
     chance, path = random.Random(kills), tmp_path / "usage.db"  # noqa: S311
     known, worst_s = 0, 0.0
+    assert BATCH_S == LOST_S
     for turn in range(kills):
         often = turn % 2
-        at = killed(path, known, 0.02 if often else LOST_S, chance.uniform(0.05, 0.4 if often else 2.2))
+        at, least = killed(
+            path, known, 0.02 if often else LOST_S, chance.uniform(0.05, 0.4 if often else 2.2)
+        )
         if not path.exists():
             continue
         found = whole_if_begun(path)
         assert [int(entry.request_id) for entry in found] == list(range(len(found)))  # no gap, none twice
         if len(found) > known:
-            lost_s = at - found[-1].ended_at
-            worst_s = max(worst_s, lost_s)
-            assert lost_s < LOST_S + SLACK_S
+            worst_s = max(worst_s, at - found[-1].ended_at)
+        assert len(found) >= least
         known = len(found)
     assert known
     record_property("most_seconds_lost", worst_s)
@@ -100,8 +108,8 @@ def test_sigkill_at_random_moments(tmp_path: Path, kills: int, record_property: 
 
 def test_sigkill_at_each_commit(tmp_path: Path) -> None:
     """The file has what was committed, the sum of a budget at least as much (what it knows of entries that are lost counts),
-    and the history's rows of the same time. The next process goes on, whatever the one before had not added to the hourly
-    sums."""
+    and the history's rows of the same time. What is missing ended after the turn before had begun. The next process goes on,
+    whatever the one before had not added to the hourly sums."""
     path, known = tmp_path / "usage.db", 0
     for number in range(1, 7):
         for when in ("before", "after"):
@@ -113,7 +121,8 @@ def test_sigkill_at_each_commit(tmp_path: Path) -> None:
             )  # fmt: skip
             assert done.returncode == -signal.SIGKILL, done.stderr
             found = whole(path)
-            assert len(found) == int(done.stdout)
+            *told, count = done.stdout.split()
+            assert len(found) == int(count) >= written_by_turns(told, known)
             assert [int(entry.request_id) for entry in found] == list(range(len(found)))  # no gap, none twice
             known = len(found)
             assert stored_sum(path) >= known

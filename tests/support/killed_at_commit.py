@@ -1,8 +1,8 @@
 """A process that enters requests into a usage ledger and is killed at a commit: `killed_at_commit.py FILE FIRST N WHEN`.
 
 WHEN is "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; with each, a
-budget's sum is stored, as the daemon does it, and a row of the history is added. Before it ends, the process prints how many
-entries the file has then."""
+budget's sum is stored, as the daemon does it, and a row of the history is added. The process prints what ToldLedger tells,
+and before it ends how many entries the file has then."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from support.busy_ledger import enter
+from support.busy_ledger import ToldLedger, enter
 from support.history_rows import row
 
-from launcher.accounts.ledger import Ledger
 from launcher.base.database import Database
 from launcher.base.writer import Writer
 from launcher.config.schema import Usage
@@ -61,7 +60,8 @@ def main() -> None:
         sys.argv[4],
     )
     load = LoadTable(lambda: 1 << 60)
-    ledger = Ledger(Usage(), path, mirrored=[load])
+    ledger = ToldLedger(Usage(), path, mirrored=[load])
+    ledger.first = number
     slot = ledger.spent.slot(*KEY)
     Writer("usage ledger", ledger).start()
 
