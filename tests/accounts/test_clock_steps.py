@@ -163,42 +163,48 @@ def test_a_restart_with_a_wrong_clock_deletes_nothing(step_s: float) -> None:
     assert found == clock.at - DAY_S
 
 
+@pytest.mark.parametrize(("period", "days"), [("day", 1), ("week", 7), ("month", 28)])
 @pytest.mark.parametrize("seed", range(12))
-def test_time_alone_makes_amounts_available(seed: int) -> None:
-    """A key takes what it is given while the clock is set and daemons restart: no more than 100 tokens for each day that
-    elapses, and the two that it is in at the begin and the end; and never nothing for longer than a day."""
+def test_time_alone_makes_amounts_available(seed: int, period: str, days: int) -> None:
+    """A key takes what it is given while the clock is set and daemons restart: no more than 100 tokens for each period that
+    elapses, the two that it is in at the begin and the end, and the rest of one that the clock is set into; of days, never
+    nothing for longer than two. `days`: of the shortest period."""
     pick = random.Random(seed)  # noqa: S311
-    steps = [step_s for step_s in STEPS_S if abs(step_s) >= DAY_S]
+    shortest_s, into = days * DAY_S, 0
     clock, served, since = HandClock(NOON), list[tuple[str, float, int, int]](), 0.0
     sums = StoredSums()
-    budgets, began = daily(clock, served, sums), clock.elapsed_s
+    budgets, began = periodic(period, clock, served, sums), clock.elapsed_s
     for _ in range(60):
         kind = pick.random()
         if kind < 0.15:
-            clock.set_by(pick.choice(steps))
+            clock.set_by(step_s := pick.choice(STEPS_S))
+            into += step_s % shortest_s != 0
             budgets.reading()
             budgets.learn(past_of(clock, served))
         elif kind < 0.25:
-            clock.at += pick.choice([0.0, *steps])  # while it is stopped
+            clock.at += (step_s := pick.choice([0.0, *STEPS_S]))  # while it is stopped
+            into += step_s % shortest_s != 0
             clock = clock.restarted()
-            budgets = daily(clock, served, sums := sums.next())
+            budgets = periodic(period, clock, served, sums := sums.next())
         else:
-            clock.wait(pick.choice([60, HOUR_S, 5 * HOUR_S, DAY_S]))
+            clock.wait(pick.choice([60, *(share * shortest_s for share in (1 / 24, 5 / 24, 1))]))
         before = len(served)
         while isinstance(given := budgets.admit("ann", Spent(10, 0)), Reservation):
             given.release()
             served.append(("ann", clock.at, 10, 0))
             budgets.spend(EndedRequest(clock.at, "r", "ann", output_tokens=10))
         since = clock.elapsed_s if len(served) > before else since
-        assert clock.elapsed_s - since <= 2 * DAY_S
-    assert 10 * len(served) <= 100 * ((clock.elapsed_s - began) / DAY_S + 2)
+        assert clock.elapsed_s - since <= 2 * DAY_S or period != "day"
+    assert 10 * len(served) <= 100 * ((clock.elapsed_s - began) / shortest_s + 2 + into)
 
 
-def daily(clock: HandClock, served: Sequence[tuple[str, float, int, int]], sums: StoredSums) -> Budgets:
+def periodic(
+    period: str, clock: HandClock, served: Sequence[tuple[str, float, int, int]], sums: StoredSums
+) -> Budgets:
     """The budgets of a new process."""
     found = Budgets(Rules(), ZoneInfo("UTC"), clock, sums.slot)
     found.learn(past_of(clock, served))
-    found.follow({"ann": "100-tokens/day"})
+    found.follow({"ann": f"100-tokens/{period}"})
     return found
 
 
@@ -208,24 +214,45 @@ def past_of(clock: HandClock, served: Iterable[tuple[str, float, int, int]]) -> 
     return Past([row for row in served if any(-KEPT_S <= row[1] - at < DAY_S for at in times)])
 
 
-def test_what_other_hosts_spent_counts_on_when_the_period_before_ends() -> None:
-    """Their report of this period, which began when the clock was set, is not forgotten."""
-    clock = HandClock(NOON + 11 * HOUR_S)
+@pytest.mark.parametrize(
+    ("period", "ends"),
+    [
+        ("day", "2026-11-20T23:00"),
+        ("week", "2026-11-22T23:00"),
+        ("month", "2026-11-30T23:00"),
+    ],
+)
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_what_other_hosts_spent_counts_on_until_the_period_has_elapsed(
+    step_s: float, period: str, ends: str
+) -> None:
+    """An hour before its end the clock is set. What they report of the period around the new time never takes less, and is
+    not forgotten when the one before has elapsed."""
+    clock = HandClock(dt.datetime.fromisoformat(f"{ends}+00:00").timestamp())
     found = Budgets(Rules(), ZoneInfo("UTC"), clock, StoredSums().slot)
     found.learn(Past())
-    found.follow({"ann": "100-tokens/day"})
-    tell(found, 50, "2026-11-20")
-    clock.set_by(2 * HOUR_S)
+    found.follow({"ann": f"100-tokens/{period}"})
+    before = found.states()[0].begins
+    tell(found, 50)
+    clock.set_by(step_s)
     found.reading()
     found.learn(Past())
-    tell(found, 10, "2026-11-21")
+    tell(found, 10)
     assert found.states()[0].spent_elsewhere == 50
-    clock.wait(HOUR_S)  # the 20th has elapsed
-    assert found.states()[0].spent_elsewhere == 10
+    clock.wait(HOUR_S - 1)
+    assert found.states()[0].spent_elsewhere == 50
+    begins = found.states()[0].begins
+    clock.wait(1)
+    state = found.states()[0]
+    if state.begins == before:  # the clock was set back within the period
+        assert state.spent_elsewhere == 50
+    else:
+        assert state.spent_elsewhere == (10 if state.begins == begins else 0)
 
 
-def tell(found: Budgets, tokens: int, day: str) -> None:
-    said = SpentElsewhere("ann", "100-tokens/day", f"{day}T00:00:00+00:00", tokens)
+def tell(found: Budgets, tokens: int) -> None:
+    state = found.states()[0]
+    said = SpentElsewhere("ann", state.budget, state.begins, tokens)
     assert found.told(msgspec.json.encode({"spent": [said]})) == {"taken": 1, "ignored": []}
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import pytest
 from support.fakes import looked
+from support.hand_clock import STEPS_S
 
 from launcher.base import watched_file
 from launcher.base.errors import LauncherError
@@ -156,6 +157,28 @@ def test_validity(path: Path, dates: str, condition: FileCondition, since: float
     assert state.since == pytest.approx(since)
     assert state.why == why.format(path)
     assert bool(state.remedy) == bool(why)
+
+
+@pytest.mark.parametrize("step_s", STEPS_S)
+def test_the_clock_is_set_and_back(path: Path, caplog: pytest.LogCaptureFixture, step_s: float) -> None:
+    """A certificate of three months is judged by the clock as it is; nothing of a wrong time stays, or is read again."""
+    path.write_text("960 1050")
+    file = Dated(path)
+    files = WatchedFiles([file])
+    files.look(1.0)
+    file.now += step_s
+    files.look(2.0)
+    if abs(step_s) < DAY:
+        there = FileCondition.IN_USE
+    elif step_s < 0:
+        there = FileCondition.NOT_YET_VALID
+    else:
+        there = FileCondition.EXPIRING if step_s < 50 * DAY else FileCondition.EXPIRED
+    assert (file.state().state, file.latest(3.0)) == (there, "960 1050")
+    file.now -= step_s
+    files.look(4.0)
+    assert (file.state().state, file.state().why) == (FileCondition.IN_USE, "")
+    assert len(caplog.records) == (there is not FileCondition.IN_USE)
 
 
 def test_a_file_that_cannot_be_used_has_a_state(path: Path) -> None:
