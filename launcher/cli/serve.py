@@ -104,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
             return with_measured_layout(build_deployment(after))
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            threads = process.threads_of(runner.get_loop())
             runner.run(serve(deployment, reread, lambda: options.config_of(args), hung_up=hangup.is_set))
+            process.end_despite(threads)
     finally:
         log_lines.finish()
     return 0

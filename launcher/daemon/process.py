@@ -12,8 +12,10 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
+from launcher.base import log_lines
 from launcher.base.background import Failures, persist
 from launcher.base.errors import reason
 from launcher.instances.slot_state import State
@@ -35,6 +37,34 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(YOUNGEST, *gc.get_threshold()[1:])
+
+
+# --- Threads at the end: one that reads a disk that hangs never ends, and Python would wait for it.
+
+END_S: Final = 5.0
+_THREADS: Final = "event loop's thread"
+
+
+def threads_of(loop: asyncio.AbstractEventLoop) -> ThreadPoolExecutor:
+    """Give the loop threads for what blocks, as it would make them itself."""
+    threads = ThreadPoolExecutor(thread_name_prefix=_THREADS)
+    loop.set_default_executor(threads)
+    return threads
+
+
+def end_despite(threads: ThreadPoolExecutor) -> None:
+    """The daemon has stopped: end the process, with exit code 0, where one of its threads does not end within END_S."""
+    threads.shutdown(wait=False)
+    until = time.monotonic() + END_S
+    for thread in threading.enumerate():
+        if thread.name.startswith(_THREADS):
+            thread.join(max(0.0, until - time.monotonic()))
+            if thread.is_alive():
+                log.warning(
+                    "a thread that reads a disk does not end within %g s: the daemon ends without it", END_S
+                )
+                log_lines.finish()
+                os._exit(0)
 
 
 # --- SIGHUP before there is an event loop: it must neither end the process nor be lost. ---
