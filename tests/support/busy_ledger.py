@@ -38,14 +38,14 @@ class ToldLedger(Ledger):
         return super().write()
 
 
-def enter(ledger: Ledger, number: int, then: Callable[[int], None] = lambda _number: None) -> None:
-    """Entries from `number` on, PER_S each second, for ever. `then`: called after each, with the next number."""
+def enter(ledger: Ledger, number: int, before: Callable[[int], None] = lambda _number: None) -> None:
+    """Entries from `number` on, PER_S each second, for ever. `before`: called before each, with the next number."""
     began, first = time.monotonic(), number
     while True:
         while number - first < (time.monotonic() - began) * PER_S:
+            before(number + 1)
             ledger.put(entry(number, time.time()))
             number += 1
-            then(number)
         time.sleep(0.001)
 
 

@@ -1,6 +1,6 @@
 """A process that enters requests into a usage ledger and is killed at a commit: `killed_at_commit.py FILE FIRST N WHEN`.
 
-WHEN is "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; with each, a
+WHEN: "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; before each, a
 budget's sum is stored, as the daemon does it, and a row of the history is added. The process prints what ToldLedger tells,
 and before it ends how many entries the file has then."""
 
@@ -65,11 +65,11 @@ def main() -> None:
     slot = ledger.spent.slot(*KEY)
     Writer("usage ledger", ledger).start()
 
-    def then(following: int) -> None:
+    def before(following: int) -> None:
         slot.store(BEGIN, following)
         load.add([row(following * STEP_MS)])
 
-    enter(ledger, number, then)
+    enter(ledger, number, before)
 
 
 if __name__ == "__main__":
