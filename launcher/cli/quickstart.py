@@ -10,6 +10,7 @@ import argparse
 import ctypes
 import http.client
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -34,6 +35,8 @@ POLL_S: Final = 0.3
 HASTE_S: Final = 0.2
 CHAT_TIMEOUT_S: Final = 300.0
 MAX_TOKENS: Final = 48
+# A model may take requests of 131,072 tokens and more, and one of them may need more memory than the host has.
+MAX_CONTEXT: Final = 8192
 QUESTION: Final = "Say hello to every core of this machine."
 
 
@@ -75,8 +78,15 @@ def run(args: argparse.Namespace) -> int:
     state = args.state_dir.absolute()
     state.mkdir(parents=True, exist_ok=True)
     config = state / "config.toml"
-    config.write_text(_config(args, state), encoding="utf-8")
+    length = None if args.demo else _long_context(args)
+    config.write_text(_config(args, state, shortened=length is not None), encoding="utf-8")
     _step("Plan for this machine")
+    if length is not None:
+        print(
+            f"   max_model_len = {MAX_CONTEXT}; the model takes {length}: raise it in {config}, and start that with "
+            f"`{_command()} serve -c {config}`",
+            flush=True,
+        )
     _show_plan(config)
     _step(f"Starting the instances (log: {state / 'serve.log'})")
     with (state / "serve.log").open("wb") as log, _Serve(config, log, hasty=args.once) as serve:
@@ -113,21 +123,47 @@ def _check_port(port: int) -> None:
         ) from None
 
 
+def _command() -> Path:
+    return Path(sys.executable).with_name("numa-launcher")
+
+
 def _step(text: str) -> None:
     print(f"\n== {text}", flush=True)
 
 
-def _config(args: argparse.Namespace, state: Path) -> str:
+def _path(model: str) -> str:
+    return str(Path(model).absolute()) if Path(model).exists() else model
+
+
+def _long_context(args: argparse.Namespace) -> int | None:
+    """The longest request that the model takes, in tokens, where that is more than MAX_CONTEXT and the environment sets no
+    length. None for a model whose files are not here or cannot be read: the plan says why."""
+    from launcher.config.loading import load_config  # noqa: PLC0415  heavy
+    from launcher.daemon.deployment import read_profiles  # noqa: PLC0415  heavy
+
+    base = {"models": [{"name": "model", "path": _path(args.model)}], "engine": {"kind": args.engine}}
+    try:
+        config = load_config(None, base=base, environ=os.environ)
+        if config.models[0].max_model_len is not None:
+            return None
+        lengths = [profile.max_model_len or 0 for profile in read_profiles(config).values()]
+    except LauncherError:
+        return None
+    length = max(lengths, default=0)
+    return length if length > MAX_CONTEXT else None
+
+
+def _config(args: argparse.Namespace, state: Path, *, shortened: bool) -> str:
     text = json.dumps  # JSON strings are valid TOML strings
-    path = str(Path(args.model).absolute()) if Path(args.model).exists() else args.model
     name = "demo" if args.demo else Path(args.model).name.removesuffix(".gguf")
     instances = args.instances if args.instances is not None else _demo_instances(args)
     lines = [
         "# Written by `numa-launcher quickstart`. To use it again: numa-launcher serve -c FILE",
         "[[models]]",
         f"name = {text(name)}",
-        f"path = {text(path)}",
+        f"path = {text(_path(args.model))}",
         *(["max_model_len = 2048", "max_num_seqs = 16"] if args.demo else []),
+        *([f"max_model_len = {MAX_CONTEXT}"] if shortened else []),
         "[layout]",
         f"instances_per_socket = {text(instances)}",
         "[engine]",
@@ -336,7 +372,7 @@ def _show_result(status: dict[str, Any], config: Path, model: str) -> None:
             "read `numa-launcher topology`",
         )
     socket = config.parent / "run" / "control.sock"
-    command = Path(sys.executable).with_name("numa-launcher")
+    command = _command()
     endpoint = status["endpoint"]
     print(
         f"""

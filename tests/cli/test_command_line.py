@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,11 +19,14 @@ import msgspec
 import pytest
 from support.daemon_process import SOON_S
 from support.fake_operations import CAUSE, Backstage, FakeOperations, slot_status
+from support.gguf_headers import entry, write_gguf
+from support.ports import free_port
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.timeline import timeline_of
 from launcher.base.errors import BusyError, LauncherError
 from launcher.cli import VERBS, build_parser, main, options, slot_verbs, why
+from launcher.config.loading import load_config
 from launcher.control.client import ControlClient, UnreachableError
 from launcher.control.messages import Request, SlotCommand
 
@@ -697,3 +701,38 @@ def test_quickstart_on_a_taken_port_names_its_own_option(
     assert why == f"cannot listen on '127.0.0.1:{port}': address already in use"
     assert "choose another port with --port" in remedy
     assert not (tmp_path / "q").exists()
+
+
+@pytest.mark.parametrize(
+    ("length", "more", "written"),
+    [(131_072, [], 8192), (4096, [], None), (131_072, ["--demo"], 2048)],
+)
+def test_quickstart_shortens_a_long_context(
+    length: int, more: list[str], written: int | None, tmp_path: Path, run_without_program: Run
+) -> None:
+    size = entry("llama.context_length", 10, struct.pack("<Q", length))
+    write_gguf(tmp_path / "m.gguf", ("token_embd.weight", (256, 2), 1), extra=(size,))
+    out = run_without_program("--model", str(tmp_path / "m.gguf"), "--state-dir", str(tmp_path), *more)
+    config = tmp_path / "config.toml"
+    assert load_config(config, environ={}).models[0].max_model_len == written
+    lines = [line for line in out.splitlines() if "max_model_len" in line]
+    assert len(lines) == (written == 8192)
+    for line in lines:
+        assert line.startswith(
+            f"   max_model_len = 8192; the model takes 131072: raise it in {config}, and start "
+        )
+        assert line.endswith(f"numa-launcher serve -c {config}`")
+
+
+@pytest.fixture
+def run_without_program(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """`quickstart` with llama.cpp, which ends at the plan; its output."""
+    monkeypatch.setenv("NUMA_LAUNCHER_ENGINE__COMMAND", '["/nowhere/llama-server"]')
+
+    def run(*words: str) -> str:
+        assert main(["quickstart", "--engine", "llama.cpp", "--port", str(free_port()), *words]) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("cannot plan: cannot find llama.cpp's server")
+        return said.out
+
+    return run
