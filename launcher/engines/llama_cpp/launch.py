@@ -53,16 +53,24 @@ _CAUSES: Final = (
         "install a newer llama.cpp, or serve another model", Retry.NEVER,
     ),
     rule(
-        "model-damaged", r"data is not within the file bounds|missing tensor '", "the model's files are damaged",
+        "model-damaged",
+        r"data is not within the file bounds|missing tensor '|tensor '\S+' not found|gguf_init_from_\w+: failed to read ",
+        "the model's files are damaged",
         "download the model again, and compare its checksums", Retry.NEVER,
     ),
     rule(
-        "node-oom", r"failed to allocate (?:buffer for kv cache|compute (?:pp|tg) buffers)", "the node ran out of memory",
-        "lower memory.kv_cache or the number of instances", Retry.BACKOFF,
+        # In the file's header; in an argument.
+        "bad-chat-template", r"chat template parsing error: |the supplied chat template is not supported",
+        "llama.cpp cannot use the chat template",
+        'name another one in engine.args, for example "--chat-template", "chatml"', Retry.NEVER,
+    ),
+    rule(
+        "node-oom", r"insufficient memory \(|(?:failed|unable) to allocate (?:.*buffers?\b|memory)",
+        "the node ran out of memory", "lower memory.kv_cache or the number of instances", Retry.BACKOFF,
     ),
 )  # fmt: skip
 LLAMA_LOG: Final = EngineLog(
-    # Lines of common/arg.cpp and src/llama-{model,model-loader,kv-cache,context}, build 11434.
+    # Lines of common/arg.cpp, src/llama-{model,model-loader,kv-cache,context}, tools/server, ggml; builds 11434, 11549.
     causes=(*_CAUSES, *PLAIN),
     # Lines of tools/server and common, builds 11434 and 11549; the KV cache is allocated between them.
     phases=(("load_model: loading model", "loading weights"), ("llama threadpool init", "warming up")),

@@ -1,4 +1,4 @@
-"""The real llama-server under configs/command-engine.toml: what it does, and that it is supervised honestly.
+"""The real llama-server, under configs/command-engine.toml and by its own kind: its behaviour, and honest supervision.
 
-scripts/build-llama-server builds it; without it these tests are skipped, and the lane says so.
+It is the one that scripts/build-llama-server has built, else the wheel's.
 """
