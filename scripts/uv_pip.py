@@ -12,7 +12,7 @@ import ast
 import os
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -29,14 +29,15 @@ OPTIONS: Final = {
 FLAGS: Final = {"no-index": "--no-index"}
 VARIABLES: Final = {
     "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
-# They change how pip talks, caches or compiles, and not which release it installs.
+# They change how pip talks, caches or compiles, and not which release it installs; the settings in a config-file are listed.
 WITHOUT_EFFECT: Final = {
-    "break-system-packages", "cache-dir", "disable-pip-version-check", "log", "no-cache-dir", "no-color", "no-compile",
-    "no-input", "no-python-version-warning", "no-warn-script-location", "prefer-binary", "progress-bar", "quiet",
-    "require-virtualenv", "resume-retries", "retries", "root-user-action", "verbose",
+    "break-system-packages", "cache-dir", "config-file", "disable-pip-version-check", "log", "no-cache-dir", "no-color",
+    "no-compile", "no-input", "no-python-version-warning", "no-warn-script-location", "prefer-binary", "progress-bar",
+    "quiet", "require-virtualenv", "resume-retries", "retries", "root-user-action", "verbose",
 }  # fmt: skip
 # As pip does: the best version of all indexes, not the first index that knows the package.
 ALWAYS: Final = ("--index-strategy", "unsafe-best-match", "--no-progress", "--no-config")
@@ -75,6 +76,11 @@ def translated(settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
     return options, variables
 
 
+def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
+    """uv's environment: a variable that is set already stays, in small letters too (all_proxy)."""
+    return {name: value for name, value in variables.items() if name.lower() not in environ} | dict(environ)
+
+
 def main(arguments: list[str]) -> int:
     """The exit code of uv, or 3."""
     uv = Path(sys.executable).with_name("uv")
@@ -93,7 +99,7 @@ def main(arguments: list[str]) -> int:
         at = options.index("--index-url")
         del options[at : at + 2]
     command = [str(uv), "pip", "install", "--python", sys.executable, *ALWAYS, *options, *arguments]
-    return subprocess.run(command, env=variables | os.environ, check=False).returncode
+    return subprocess.run(command, env=environment(variables, os.environ), check=False).returncode
 
 
 if __name__ == "__main__":

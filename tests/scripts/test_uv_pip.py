@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -42,6 +44,7 @@ def uv_pip() -> ModuleType:
         (["global.extra-index-url='x y'"], ["--extra-index-url", "x", "--extra-index-url", "y"], {}),
         (["install.no-index='true'", "global.constraint='/c.txt'"], ["--no-index", "--constraint", "/c.txt"], {}),
         (["global.no-index='false'"], [], {}),
+        (["global.proxy='http://u:p@proxy.test:3128'"], [], {"ALL_PROXY": "http://u:p@proxy.test:3128"}),
         (
             [":env:.cert='/ca.crt'", "global.cert='/other.crt'", "global.timeout='60'"],
             [],
@@ -56,12 +59,49 @@ def test_settings_become_options(
     assert uv_pip.translated(settings) == (options, variables)
 
 
-@pytest.mark.parametrize(
-    "setting", ["global.proxy='http://p'", "install.pre='true'", "global.client-cert='/c'"]
-)
+@pytest.mark.parametrize("setting", ["install.pre='true'", "global.client-cert='/c'"])
 def test_a_setting_without_a_counterpart_is_left_to_pip(uv_pip: ModuleType, setting: str) -> None:
     with pytest.raises(uv_pip.UnsuitableError, match="has no counterpart"):
         uv_pip.translated([setting])
+
+
+@pytest.mark.parametrize("name", ["ALL_PROXY", "all_proxy"])
+def test_a_variable_that_is_set_goes_before_pips_setting(uv_pip: ModuleType, name: str) -> None:
+    variables = {"ALL_PROXY": "http://pip.test", "UV_HTTP_TIMEOUT": "60"}
+    found = uv_pip.environment(variables, {name: "http://own.test"})
+    assert found == {name: "http://own.test", "UV_HTTP_TIMEOUT": "60"}
+
+
+def test_uv_asks_the_proxy_of_pips_configuration(tmp_path: Path) -> None:
+    """One that refuses."""
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        asked = threading.Thread(target=lambda: tmp_path.joinpath("asked").write_bytes(_refuse(proxy)))
+        asked.start()
+        settings = f"[global]\nproxy = http://127.0.0.1:{proxy.getsockname()[1]}\nindex-url = https://index.test/simple\n"
+        (tmp_path / "pip.conf").write_text(settings)
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "scripts/uv_pip.py"), "--target", str(tmp_path / "t"), "nothing"],
+            env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
+                 "UV_HTTP_RETRIES": "0"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        asked.join()
+    assert (tmp_path / "asked").read_bytes().startswith(b"CONNECT index.test:443 "), done.stderr
+    assert "has no counterpart" not in done.stderr
+    assert done.returncode not in {0, 3}
+
+
+def _refuse(proxy: socket.socket) -> bytes:
+    """The beginning of the first request; b"" without one."""
+    proxy.settimeout(60)
+    try:
+        connection, _ = proxy.accept()
+    except TimeoutError:
+        return b""
+    with connection:
+        request = connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+        return request
 
 
 def test_without_uv_nothing_is_installed(tmp_path: Path) -> None:
