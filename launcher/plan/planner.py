@@ -376,7 +376,8 @@ def _place(
 ) -> Placement:
     use_smt = config.layout.use_smt
     cores = sorted((core for area in areas for core in area), key=lambda core: core.cpus.first)
-    omp = _omp_lists(areas, model.tensor_parallel_size, use_smt=use_smt)
+    spares = planning.divides is not None
+    omp = _omp_lists(areas, model.tensor_parallel_size, use_smt=use_smt, spares=spares)
     if omp is None:
         findings.append(_too_many_ranks(model, cores))
         omp = (_cpus(cores, use_smt=use_smt),)
@@ -454,17 +455,20 @@ def _several_kinds(
     )
 
 
-def _omp_lists(areas: Sequence[Sequence[Core]], ranks: int, *, use_smt: bool) -> tuple[CpuSet, ...] | None:
+def _omp_lists(
+    areas: Sequence[Sequence[Core]], ranks: int, *, use_smt: bool, spares: bool
+) -> tuple[CpuSet, ...] | None:
     """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores. `areas`: the cores
     of an instance on each node that has ranks of its own.
 
-    1. With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it.
+    1. With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it. Not `spares`, of
+       an engine whose instances have no ranks: it computes on all cpus.
     2. Ranks wait for each other in every layer: all areas give as many cores as the smallest, and the others stay out
        of the lists as well."""
     each = min(map(len, areas))
     even = all(len(area) == each for area in areas)
     cpus = sum(len(_cpus(area, use_smt=use_smt)) for area in areas)
-    if cpus > _CPUS_TO_SPARE_ONE and each > 1 and even:
+    if spares and cpus > _CPUS_TO_SPARE_ONE and each > 1 and even:
         each -= 1
     of_area = ranks // len(areas)
     if of_area > each:

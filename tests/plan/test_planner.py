@@ -168,6 +168,15 @@ def test_one_core_of_a_larger_set_stays_out_of_openmp() -> None:
     assert large.slots[0].placement.cpus == CpuSet.parse("0-4")
 
 
+@pytest.mark.parametrize(
+    "engine", [Engine(kind=EngineKind.LLAMA_CPP), Engine(kind=EngineKind.COMMAND, command=("x", "{uds}"))]
+)
+def test_an_engine_without_ranks_computes_on_all_its_cpus(engine: Engine) -> None:
+    config = Config(models=(Model(name="m", path="/m"),), engine=engine, layout=Layout(reserve_cores=0))
+    [slot] = make_plan(Machine(cores=8).topology(), config, {"m": PROFILE}).slots
+    assert slot.placement.omp_cpus == (slot.placement.cpus,) == (CpuSet.parse("0-7"),)
+
+
 def test_tensor_parallel_lists() -> None:
     model = Model(name="m", path="/m", tensor_parallel_size=2)
     plan = plan_for(Machine(cores=8), model)
