@@ -37,7 +37,7 @@ from launcher.plan.rules_host import SECRETS_RULES
 from launcher.plan.rules_placement import PLACEMENT_RULES
 from launcher.plan.strategies import Cut, CutError, cutter, kinds_of, runs
 from launcher.plan.zones import (
-    Instance,
+    InstanceKey,
     Part,
     Zone,
     parts_for_ranks,
@@ -350,7 +350,7 @@ def _areas(
 ) -> Iterator[tuple[int, list[Sequence[Core]]]]:
     """The model of each instance, and its cores in each of its zones; an instance without cores is left out."""
     spans = Counter(instance for zone in zones for instance in zone.instances)
-    found: dict[Instance, list[Sequence[Core]]] = defaultdict(list)
+    found: dict[InstanceKey, list[Sequence[Core]]] = defaultdict(list)
     for zone in zones:
         least = 1
         for instance in zone.instances:

@@ -32,7 +32,9 @@ class Part(Struct, frozen=True, order=True):
         return hash((self.socket, self.node))  # that of all cores takes long
 
 
-class Instance(NamedTuple):
+class InstanceKey(NamedTuple):
+    """Identity of an instance before it has cores."""
+
     model: int
     """Index of its model."""
     number: int
@@ -44,7 +46,7 @@ class Zone(Struct, frozen=True):
     have nodes of their own."""
 
     parts: tuple[Part, ...]
-    instances: tuple[Instance, ...]
+    instances: tuple[InstanceKey, ...]
     """In order. One whose ranks have nodes of their own is in the zone of each node."""
 
 
@@ -250,13 +252,13 @@ def zones_of(
         for zone, _ in counted if ranks[index] % len(zone)
         for part in zone
     }  # fmt: skip
-    members: dict[tuple[Part, ...], list[Instance]] = defaultdict(list)
+    members: dict[tuple[Part, ...], list[InstanceKey]] = defaultdict(list)
     for index, counted in enumerate(counts):
         for number, zone in enumerate(zone for zone, count in counted for _ in range(count)):
             # Where another model's instances span these nodes, both are divided in the same way.
             apart = ranks[index] % len(zone) == 0 and (widths[index] > 1 or joined.isdisjoint(zone))
             for each in ((part,) for part in zone) if apart else [zone]:
-                members[each].append(Instance(index, number))
+                members[each].append(InstanceKey(index, number))
     zones = [Zone(parts=zone, instances=tuple(members[zone])) for zone in sorted(members)]
     findings.extend(_overlaps(zones))
     return tuple(zones)
