@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType
@@ -64,12 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--budget", metavar="TIME", type=options.since,
         help="end the search after this time (default: 2h)",
     )  # fmt: skip
-    for name, choices, what in (
-        ("stack", _STACKS, f"measure each layout with these stacks: {', '.join(_STACKS)}"),
-        ("strategies", _STRATEGIES, "try these strategies only, and the default"),
+    for name, choices, read, what in (
+        ("stack", _STACKS, _stacks, f"measure each layout with these stacks: {', '.join(_STACKS)}"),
+        ("strategies", _STRATEGIES, _names(_STRATEGIES), "try these strategies only, and the default"),
     ):
         wanted = f"a list of names such as {','.join(choices[:2])} (there are {', '.join(choices)})"
-        add(f"--{name}", metavar="NAMES", type=options.Value(wanted, _names(choices)), help=what)
+        add(f"--{name}", metavar="NAMES", type=options.Value(wanted, read), help=what)
     add(
         "--gguf", type=Path, metavar="FILE",
         help="the model as llama.cpp reads it, for --stack llama.cpp",
@@ -121,7 +121,7 @@ def _slo(text: str) -> dict[str, float]:
     return parse(text)
 
 
-def _names(choices: tuple[str, ...]) -> Any:
+def _names(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
     def read(text: str) -> list[str]:
         found = [word.strip() for word in text.split(",")]
         if not set(found) <= set(choices):
@@ -129,6 +129,16 @@ def _names(choices: tuple[str, ...]) -> Any:
         return list(dict.fromkeys(found))
 
     return read
+
+
+def _stacks(text: str) -> list[str]:
+    if "pace" in {word.strip() for word in text.split(",")}:
+        # pace_vllm/__init__.py, _PACE_VLLM_SUPPORTED_VLLM_RANGE: beside another vLLM it registers nothing.
+        raise LauncherError(
+            "cannot use --stack 'pace': pace-vllm 1.3.0 turns itself off beside any vLLM but 0.25.0 to 0.28.0",
+            f"give some of {', '.join(_STACKS)}; docs/engines.md has the needs of PACE",
+        )
+    return _names(_STACKS)(text)
 
 
 def _numbers(text: str) -> list[int]:

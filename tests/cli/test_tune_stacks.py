@@ -12,7 +12,7 @@ from support.gguf_headers import write_gguf
 from support.model_folders import model
 
 from launcher.base.errors import LauncherError
-from launcher.cli import tune
+from launcher.cli import main, tune
 from launcher.cli.tune_plan import Prepared, prepare
 from launcher.measure.tune.model import Candidate
 
@@ -93,3 +93,12 @@ def test_another_engine_is_no_beginning(preparing: Preparing, gguf: Path) -> Non
     engine = 'kind = "command"\ncommand = ["serve", "--uds", "{uds}"]\n'
     with pytest.raises(LauncherError, match=r'cannot use --stack with engine\.kind = "command"'):
         preparing("--stack", "vllm,llama.cpp", "--gguf", str(gguf), engine=engine)
+
+
+def test_pace_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "--stack", "vllm, pace"]) == 2
+    why, remedy = capsys.readouterr().err.splitlines()
+    assert why.startswith(
+        "cannot use --stack 'pace': pace-vllm 1.3.0 turns itself off beside any vLLM but 0.25.0 to "
+    )
+    assert remedy.startswith("give some of vllm, zentorch, llama.cpp; ")
