@@ -23,9 +23,8 @@ from launcher.daemon.deployment import build_deployment
 from launcher.daemon.measured import fingerprint_of
 from launcher.measure.bench import workloads
 from launcher.measure.tune.apply import Applied, apply_layout
-from launcher.measure.tune.identity import differences
 from launcher.measure.tune.model import Stack
-from launcher.measure.tune.remembered import BestLayout, choose, recall
+from launcher.measure.tune.remembered import BestLayout, as_seen_by, choose, recall
 
 if TYPE_CHECKING:
     from launcher.cli.tune_plan import Prepared
@@ -355,7 +354,8 @@ def apply_latest(args: argparse.Namespace, state: Path) -> int:
             f"cannot apply a layout: no finished run in '{state}'",
             "run numa-launcher tune, then tune --apply",
         )
-    if changed := differences(best.fingerprint, today):
+    best, changed = as_seen_by(today, best)
+    if changed:
         raise RefusedError(
             f"cannot apply the layout of run '{best.run}': changed since: {'; '.join(changed)}",
             "run numa-launcher tune again",

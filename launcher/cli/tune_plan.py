@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -77,7 +77,9 @@ class Prepared(Struct, frozen=True, kw_only=True):
     settings: Settings
     identity: dict[str, str]
     fingerprint: Fingerprint | None
-    """None for another machine."""
+    """As configured; None for another machine."""
+    fingerprints: Mapping[Stack, Fingerprint]
+    """Of the stacks that are compared on this machine."""
     stack: Stack | None
     """What the configuration runs today, where stacks are compared."""
     config_of: Callable[[Layout], Config]
@@ -164,14 +166,16 @@ class Prepared(Struct, frozen=True, kw_only=True):
         if self.fingerprint is None or verdict.winner is None:
             return None
         its = self.candidates[verdict.winner]
-        layout = its.layout
+        layout, measured, configured = its.layout, self.fingerprint, None
         if layout.stack == self.stack:  # nothing to change in the engine's environment
             layout = msgspec.structs.replace(layout, stack=None)
+        if layout.stack is not None:
+            measured, configured = self.fingerprints[layout.stack], self.fingerprint
         workload = self.workload.name if self.command is None else f"--measure {self.command[0]}"
         best = BestLayout(
             layout=layout, label=its.label, different=verdict.different, ratio_to_default=verdict.ratio_to_default,
             interval=verdict.interval, measured_at=now(), workload=workload, slo=dict(self.settings.slo),
-            run=journal.began.id, cpus=cpus_of(its.plan), fingerprint=self.fingerprint,
+            run=journal.began.id, cpus=cpus_of(its.plan), fingerprint=measured, configured=configured,
         )  # fmt: skip
         remember(self.folder.parent, best)
         return best
@@ -207,6 +211,13 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         laid_out = with_layout(base, layout, engine_type(base.engine.kind).overriding)
         return deploy(laid_out, where).to_json()
 
+    def fingerprint(stack: Stack) -> Fingerprint:
+        base, where = bases[stack]
+        its = fingerprint_of(deploy(base, where))
+        # Whatever is installed: that stack is measured without ZenTorch.
+        software = msgspec.structs.replace(its.software, zentorch=None) if stack == "vllm" else its.software
+        return msgspec.structs.replace(its, software=software)
+
     settings = Settings(
         seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
     )
@@ -216,7 +227,8 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     prepared = Prepared(
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None) | rival,
-        fingerprint=fingerprint_of(default) if other is None else None, stack=next(iter(stacks), None),
+        fingerprint=fingerprint_of(default) if other is None else None,
+        fingerprints={name: fingerprint(name) for name in stacks} if other is None else {}, stack=next(iter(stacks), None),
         config_of=lambda layout: bases[layout.stack][0], folder=folder,
         user=instances_user(config, os.geteuid()) if command is None else None,
     )  # fmt: skip

@@ -8,13 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from support.gguf_headers import write_gguf
 from support.model_folders import model
+from support.verdicts import FINGERPRINT, SOFTWARE
 
 from launcher.base.errors import LauncherError
 from launcher.cli import main, tune
-from launcher.cli.tune_plan import Prepared, prepare
-from launcher.measure.tune.model import Candidate
+from launcher.cli.tune_plan import Prepared, begin, prepare
+from launcher.measure.tune.model import Candidate, Verdict
 
 TENSORS = (("token_embd.weight", (256, 1024), 0), ("blk.0.ffn_up.weight", (256, 512), 0))
 Preparing = Callable[..., Prepared]
@@ -93,6 +95,25 @@ def test_another_engine_is_no_beginning(preparing: Preparing, gguf: Path) -> Non
     engine = 'kind = "command"\ncommand = ["serve", "--uds", "{uds}"]\n'
     with pytest.raises(LauncherError, match=r'cannot use --stack with engine\.kind = "command"'):
         preparing("--stack", "vllm,llama.cpp", "--gguf", str(gguf), engine=engine)
+
+
+def test_a_winner_is_remembered_with_the_software_of_its_engine(preparing: Preparing, gguf: Path) -> None:
+    other = replace(FINGERPRINT, software=replace(SOFTWARE, engine="llama.cpp"))
+    prepared = replace(
+        preparing("--stack", "vllm,llama.cpp", "--gguf", str(gguf)),
+        fingerprint=FINGERPRINT, fingerprints={"vllm": FINGERPRINT, "llama.cpp": other},
+    )  # fmt: skip
+    journal = begin(prepared, {})
+    for stack, fingerprint, configured in (("vllm", FINGERPRINT, None), ("llama.cpp", other, FINGERPRINT)):
+        winner = next(i for i, each in enumerate(prepared.candidates) if each.layout.stack == stack)
+        verdict = Verdict(
+            winner=winner, different=True, ratio_to_default=None, interval=None, comparison=None, standings=[],
+            complete=True,
+        )  # fmt: skip
+        best = prepared.remember(journal, verdict)
+        assert best is not None
+        assert (best.fingerprint, best.configured) == (fingerprint, configured)
+        assert best.layout.stack == (stack if configured else None)
 
 
 def test_pace_is_refused_with_the_reason(capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,9 @@ class BestLayout(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...]
     """Cpu list of each slot: two layouts that place the same cpus are the same on this machine."""
     fingerprint: Fingerprint
+    """Of the engine and the model that it was measured with."""
+    configured: Fingerprint | None = None
+    """Of the configuration that was tuned, where the winner runs another stack."""
 
 
 class MeasuredLayout(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,17 +78,28 @@ def cpus_of(plan: Mapping[str, Any]) -> tuple[str, ...]:
 
 def choose(remembered: Iterable[BestLayout], now: Fingerprint) -> BestLayout | None:
     """The verdict for the models served now, else the latest of others; None without any."""
-    paths = [model.path for model in now.models]
+    paths = _paths(now)
     latest = sorted(remembered, key=lambda best: best.measured_at, reverse=True)
-    same = (best for best in latest if [model.path for model in best.fingerprint.models] == paths)
+    same = (best for best in latest if paths in (_paths(best.fingerprint), _paths(best.configured)))
     return next(same, latest[0] if latest else None)
+
+
+def as_seen_by(now: Fingerprint, best: BestLayout) -> tuple[BestLayout, tuple[str, ...]]:
+    """The verdict, and what has changed since. Once the stack that won is configured, it is the configured one."""
+    changed = differences(best.fingerprint, now)
+    if best.configured is None:
+        return best, changed
+    since = differences(best.configured, now)
+    if len(since) < len(changed):
+        return best, since
+    return msgspec.structs.replace(best, layout=msgspec.structs.replace(best.layout, stack=None)), changed
 
 
 def judge(
     best: BestLayout, now: Fingerprint, cpus: Sequence[str], limits: Iterable[Limits]
 ) -> MeasuredLayout:
     """Compare a verdict with the machine and the layout of today: cpu list of each slot, limits of each model."""
-    changed = differences(best.fingerprint, now)
+    best, changed = as_seen_by(now, best)
     same_cpus = best.cpus == tuple(cpus)
     # `tune` names a stack only if it is another than the configured one.
     in_use = same_cpus and best.layout.stack is None and all(_has_limits(its, best.layout) for its in limits)
@@ -141,7 +155,7 @@ def best_file(state: Path) -> Path:
 def remember(state: Path, best: BestLayout) -> Path:
     """Add a verdict; it replaces the one for the same models. Raises LauncherError."""
     file = best_file(state)
-    others = (it for it in recall(state) if _paths(it) != _paths(best))
+    others = (it for it in recall(state) if _tuned(it) != _tuned(best))
     body = msgspec.json.format(msgspec.json.encode(_File(version=VERSION, layouts=(*others, best))), indent=1)
     make_folder(file.parent)
     try:
@@ -166,5 +180,9 @@ def recall(state: Path) -> tuple[BestLayout, ...]:
     return found.layouts if found.version == VERSION else ()
 
 
-def _paths(best: BestLayout) -> list[str]:
-    return [model.path for model in best.fingerprint.models]
+def _tuned(best: BestLayout) -> list[str] | None:
+    return _paths(best.configured or best.fingerprint)
+
+
+def _paths(fingerprint: Fingerprint | None) -> list[str] | None:
+    return None if fingerprint is None else [model.path for model in fingerprint.models]

@@ -54,3 +54,6 @@ socket = "{tmp_path}/c.sock"
     )
     for each in found.values():
         assert each["output_tokens_per_s"], (each["left"], done.stderr)
+    # Its software is that of the winner, so that it holds when that is configured.
+    [best] = json.loads((tmp_path / "state/tuning/best.json").read_text())["layouts"]
+    assert best["fingerprint"]["software"]["engine"] == best["layout"].get("stack", "vllm")

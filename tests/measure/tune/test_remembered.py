@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from support.verdicts import BEST, FINGERPRINT, HARDWARE, MODEL, SOFTWARE
 
-from launcher.measure.tune.remembered import BestLayout, Limits, MeasuredLayout, choose, cpus_of, judge
+from launcher.measure.tune.identity import Fingerprint
+from launcher.measure.tune.remembered import (
+    BestLayout,
+    Limits,
+    MeasuredLayout,
+    choose,
+    cpus_of,
+    judge,
+    recall,
+    remember,
+)
 
 LIMITS = Limits(max_num_seqs=64, max_num_batched_tokens=None)
 
@@ -89,3 +100,37 @@ def test_the_verdict_for_the_models_served_now_has_precedence() -> None:
 
 def test_cpus_of_a_plan() -> None:
     assert cpus_of({"slots": [{"slot": 0, "cpus": "0-3"}, {"slot": 1, "cpus": "4-7"}]}) == ("0-3", "4-7")
+
+
+LLAMA_CPP = Fingerprint(
+    hardware=HARDWARE,
+    software=replace(
+        SOFTWARE, engine="llama.cpp", vllm=None, torch=None, zentorch=None, engine_version="11549"
+    ),
+    models=(replace(MODEL, path="/srv/models/llama.gguf"),),
+)  # fmt: skip
+RACED = replace(
+    BEST, layout=replace(BEST.layout, stack="llama.cpp"), fingerprint=LLAMA_CPP, configured=FINGERPRINT
+)
+
+
+def test_a_verdict_for_another_engine_holds_before_and_after_the_switch() -> None:
+    before, after = of(RACED), of(RACED, now=LLAMA_CPP)
+    assert (before.stale, before.in_use, before.layout["stack"]) == ((), False, "llama.cpp")
+    assert "tune --apply" in before.text
+    assert (after.stale, after.in_use) == ((), True)
+    assert "stack" not in after.layout
+    assert not of(RACED, cpus=("0,1", "2,3"), now=LLAMA_CPP).in_use
+    other = replace(LLAMA_CPP, software=replace(LLAMA_CPP.software, engine_version="11600"))
+    assert of(RACED, now=other).stale == ("llama.cpp 11549 → 11600",)
+
+
+def test_a_verdict_for_another_engine_is_that_of_both_models(tmp_path: Path) -> None:
+    newer = replace(
+        BEST, measured_at="2026-11-21T00:00:00+00:00", fingerprint=replace(FINGERPRINT, models=())
+    )
+    for now in (FINGERPRINT, LLAMA_CPP):
+        assert choose([RACED, newer], now) is RACED
+    remember(tmp_path, BEST)
+    remember(tmp_path, RACED)
+    assert recall(tmp_path) == (RACED,), "the verdict before was about the same configuration"
