@@ -31,6 +31,10 @@ _BLOCKS: Final = {
     23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
     34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
+# Types of matrices that llama.cpp reorders for a CPU with AVX2 where their rows are a multiple of 8 (ggml/src/ggml-cpu/
+# repack.cpp): Q4_0, Q4_K, IQ4_NL, MXFP4. Seen with build 11549, which leaves Q2_K to Q8_0 beside them as they are.
+_REPACKED: Final = frozenset({2, 12, 20, 39})
+_REPACKED_ROWS: Final = 8
 # Limit of the header's size: a vocabulary of a million words takes about 30 MB.
 _MAX_HEADER_BYTES: Final = 512 * 1024**2
 # GGUF's name -> config.json's name.
@@ -57,6 +61,8 @@ class Gguf(Struct, frozen=True):
     metadata: dict[str, Any]
     """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
     tensors: tuple[Tensor, ...]
+    repacked: frozenset[str] = frozenset()
+    """Names of the matrices that llama.cpp holds in an order of its own, for a CPU with AVX2."""
 
     @property
     def describes_text(self) -> bool:
@@ -203,10 +209,16 @@ def _read(reader: _Reader, name: str) -> Gguf:
     for _ in range(pairs):
         key = reader.text()
         metadata[key] = reader.value(reader.number("I"))
-    return Gguf(metadata, tuple(_tensor(reader, name) for _ in range(tensors)))
+    found = [_tensor(reader, name) for _ in range(tensors)]
+    repacked = frozenset(
+        its.name for its, kind in found
+        if kind in _REPACKED and its.rows and its.rows % _REPACKED_ROWS == 0
+    )  # fmt: skip
+    return Gguf(metadata, tuple(its for its, _ in found), repacked)
 
 
-def _tensor(reader: _Reader, file: str) -> Tensor:
+def _tensor(reader: _Reader, file: str) -> tuple[Tensor, int]:
+    """With the number of its type."""
     name = reader.text()
     shape = [reader.number("Q") for _ in range(reader.number("I"))]
     kind = reader.number("I")
@@ -216,4 +228,5 @@ def _tensor(reader: _Reader, file: str) -> Tensor:
     elements, (per_block, block_bytes) = prod(shape), _BLOCKS[kind]
     # Shapes begin with the shortest stride.
     rows = shape[-1] if len(shape) == _MATRIX else 0
-    return Tensor(name, elements, elements // per_block * block_bytes, len(shape), floating=False, rows=rows)
+    stored = elements // per_block * block_bytes
+    return Tensor(name, elements, stored, len(shape), floating=False, rows=rows), kind

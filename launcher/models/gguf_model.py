@@ -78,6 +78,8 @@ def read_gguf_profile(path: str) -> ModelProfile:
     return _profile(headers, weights)
 
 
+_EMBEDDING: Final = "token_embd.weight"
+_OUTPUT: Final = "output.weight"
 # The class of models whose layers keep one recurrent state and nothing else.
 _RECURRENT_ONLY: Final = "mamba"
 
@@ -109,8 +111,19 @@ def _profile(headers: Sequence[Gguf], weights: Weights) -> ModelProfile:
         kv_source=profile.kv_source.replace("config.json", "header"),
         expert_size=header.number("expert_feed_forward_length") or profile.intermediate_size,
         experts_used=header.number("expert_used_count") or 0, tokenizer_entries=header.tokenizer_entries,
-        splits_inputs=header.splits_inputs, recurrent_widths=header.recurrent_widths if recurrent else (0, 0),
+        splits_inputs=header.splits_inputs, output_copy_bytes=_output_copy(headers),
+        recurrent_widths=header.recurrent_widths if recurrent else (0, 0),
     )  # fmt: skip
+
+
+def _output_copy(headers: Sequence[Gguf]) -> int:
+    """Bytes of the embedding where it is the output projection, too, and repacked for that: rows are looked up in the file's
+    own order, so that llama.cpp loads it twice (src/llama-model.cpp, TENSOR_DUPLICATED). Encoders have no output."""
+    tensors = {tensor.name: tensor for each in headers for tensor in each.tensors}
+    repacked = any(_EMBEDDING in each.repacked for each in headers)
+    if not repacked or _OUTPUT in tensors or headers[0].of_architecture("attention.causal") is False:
+        return 0
+    return tensors[_EMBEDDING].stored_bytes
 
 
 def _with_states(profile: ModelProfile, count: int, state_bytes: int | None) -> ModelProfile:

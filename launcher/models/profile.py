@@ -109,6 +109,8 @@ class ModelProfile(Struct, frozen=True):
     """The output projection, which the CPU keeps twice: as loaded, and packed."""
     tied_embeddings: bool = False
     """The output projection is the embedding (tie_word_embeddings)."""
+    output_copy_bytes: int = 0
+    """The embedding as llama.cpp repacks it for the output projection, beside the embedding itself."""
     expert_size: int | None = None
     """Width of one expert, of a mixture of them."""
     experts_used: int = 0

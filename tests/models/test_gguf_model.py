@@ -26,6 +26,31 @@ def test_a_files_header_is_its_profile(tmp_path: Path) -> None:
     assert profile.kv_source.startswith("header: ")
 
 
+@pytest.mark.parametrize(
+    ("kind", "rows", "more", "copied"),
+    [
+        (2, 8, (), True), (12, 8, (), True), (20, 8, (), True), (39, 8, (), True),
+        (14, 8, (), False), (8, 8, (), False), (2, 12, (), False),
+        (2, 8, ("output.weight",), False), (2, 8, ("blk.0.attn_output.weight",), True),
+    ],
+)  # fmt: skip
+def test_an_embedding_that_is_repacked_as_the_output_is_loaded_twice(
+    tmp_path: Path, kind: int, rows: int, more: tuple[str, ...], copied: bool
+) -> None:
+    """As the buffers of llama-server say it at its start (build 11549, AVX2)."""
+    others = ((name, (256, rows), kind) for name in more)
+    file = write_gguf(tmp_path / "m.gguf", ("token_embd.weight", (256, rows), kind), *others)
+    profile = read_gguf_profile(str(file))
+    assert profile.weights_bytes is not None
+    assert profile.output_copy_bytes == (profile.weights_bytes // (1 + len(more)) if copied else 0)
+
+
+def test_an_encoder_has_no_output(tmp_path: Path) -> None:
+    causal = entry("llama.attention.causal", 7, b"\0")
+    file = write_gguf(tmp_path / "m.gguf", ("token_embd.weight", (256, 8), 2), extra=(causal,))
+    assert read_gguf_profile(str(file)).output_copy_bytes == 0
+
+
 def test_all_parts_of_a_split_model_count(tmp_path: Path) -> None:
     write_gguf(tmp_path / PARTS[0], ("blk.0.w", (32, 2), 0))
     write_gguf(

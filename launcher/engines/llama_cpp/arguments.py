@@ -27,7 +27,7 @@ _SAME: Final = {
     "--embeddings": "--embedding", "--reranking": "--rerank", "--no-webui": "--no-ui", "--webui": "--ui",
     "-ctxcp": "--ctx-checkpoints", "--swa-checkpoints": "--ctx-checkpoints", "-fa": "--flash-attn",
     "-mm": "--mmproj", "-md": "--spec-draft-model", "--model-draft": "--spec-draft-model", "-mmu": "--mmproj-url",
-    "-hfd": "--spec-draft-hf", "-hfrd": "--spec-draft-hf", "--hf-repo-draft": "--spec-draft-hf",
+    "-nr": "--no-repack", "-hfd": "--spec-draft-hf", "-hfrd": "--spec-draft-hf", "--hf-repo-draft": "--spec-draft-hf",
 }  # fmt: skip
 # Options that replace others, to the others' names.
 _OPPOSITES: Final = {"--ui": "--no-ui"}
@@ -155,6 +155,15 @@ def embeds_or_ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     return bool(given & {"--embedding", "--rerank"}) or any(
         text in {"1", "on", "enabled", "true"} for text in by_env
     )
+
+
+def repacks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether matrices are repacked for the CPU, as they are by default."""
+    given = [option for word in arguments if (option := option_of(word)) in {"--repack", "--no-repack"}]
+    if given:
+        return given[-1] == "--repack"
+    # The values that common/arg.cpp takes as false (is_falsey).
+    return env.get("LLAMA_ARG_REPACK") not in {"0", "off", "disabled", "false"}
 
 
 # Options whose value names a file that an instance loads beside the model; each with the variable, if there is one.

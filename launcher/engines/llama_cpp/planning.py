@@ -20,6 +20,7 @@ from launcher.engines.llama_cpp.arguments import (
     count_of,
     embeds_or_ranks,
     numa_argument,
+    repacks,
     value_of,
 )
 from launcher.machine.topology import CpuInfo
@@ -255,7 +256,8 @@ def demand_of(
     """The memory of one slot.
 
     1. Weights are the tensors of the file as stored, and the files that engine.args name. With `--load-mode none` the
-       process reads them into memory of its own, also those that it repacks; nothing is added while it converts them.
+       process reads them into memory of its own, also those that it repacks; nothing is added while it converts them. An
+       embedding that is the output projection as well is there twice where it is repacked for that.
     2. KV cache: each request owns a context of `context_of` tokens and its recurrent states, which are allocated and
        cleared at the start; its checkpoints come with its prompts.
     3. Overhead: the process, the prompt cache when it is full, and the compute buffers of one ubatch.
@@ -278,10 +280,12 @@ def demand_of(
     request = request_memory(serving, profile, _checkpoints(config))
     need, given = request.total, serving.kv_bytes
     overhead, source = _overhead(config, profile, serving, need)
+    copy = profile.output_copy_bytes if repacks(config.engine.args, config.engine.env) else 0
+    again = [f"{format_size(copy)} of it again, repacked as the output"] if copy else []
     return Demand(
         slot,
         nodes[:1],
-        weights_bytes=(profile.weights_bytes or 0) + profile.added.size_bytes,
+        weights_bytes=(profile.weights_bytes or 0) + copy + profile.added.size_bytes,
         overhead_bytes=overhead,
         page_cache_bytes=min(profile.file_bytes, MAX_PAGE_CACHE_BYTES),
         need_bytes=need,
@@ -295,7 +299,7 @@ def demand_of(
         unknown_remedy="" if profile.unread is None else _UNREAD_REMEDY,
         step_bytes=max(1, need),
         sources=(
-            ("weights", ", and ".join([profile.weights_source, *profile.added.names])),
+            ("weights", ", and ".join([profile.weights_source, *again, *profile.added.names])),
             ("overhead", source),
             (
                 "page cache",

@@ -274,6 +274,24 @@ def test_states_of_unknown_size_are_said() -> None:
     assert codes(its) == ["states-not-planned"]
 
 
+@pytest.mark.parametrize(
+    ("args", "env", "size"),
+    [
+        ((), {}, 6), (("--no-repack",), {}, 5), (("-nr", "--repack"), {}, 6), ((), {"LLAMA_ARG_REPACK": "off"}, 5),
+        (("--repack",), {"LLAMA_ARG_REPACK": "0"}, 6),
+    ],
+)  # fmt: skip
+def test_an_embedding_that_is_repacked_as_the_output_counts_twice(
+    args: tuple[str, ...], env: dict[str, str], size: int
+) -> None:
+    its = config(*args, env=env, max_model_len=4096, max_num_seqs=1)
+    profile = replace(PROFILE, output_copy_bytes=GIB)
+    (row,) = make_plan(Machine(cores=16, node_bytes=64 * GIB).topology(), its, {"m": profile}).ledger
+    assert row.weights_bytes == size * GIB
+    weights = next(line for line in row.lines if line.what == "weights")
+    assert ("1 GiB of it again, repacked as the output" in weights.source) is (size == 6)
+
+
 def test_files_beside_the_model_are_in_the_plan() -> None:
     added = AddedFiles(3 * GIB, ("3 GiB of --mmproj e.gguf",), 1024, ("--spec-draft-hf",))
     its = of(replace(PROFILE, added=added), max_model_len=4096, max_num_seqs=1)
