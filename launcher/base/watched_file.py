@@ -10,9 +10,11 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from queue import Empty, SimpleQueue
 from typing import Final, Generic, Protocol, TypeVar
 
 from launcher.base.errors import LauncherError
@@ -23,6 +25,8 @@ _LOG: Final = logging.getLogger(__name__)
 LOOK_EVERY_S: Final = 0.5
 # A look that takes longer hangs.
 STALL_S: Final = 5.0
+# Between two questions of a thread whether its owner is still there.
+_ALIVE_S: Final = 10.0
 # A file that cannot be used is tried again without a change: the process may have had no descriptor left.
 RETRY_S: Final = 10.0
 # Before its end, what a file says is reported; ACME clients renew at a third of a certificate's lifetime, so that at a
@@ -79,37 +83,61 @@ def unusable(what: str, path: str, error: LauncherError, since: float) -> FileSt
     )
 
 
-class _Looks:
-    """Calls `look` in a thread: one at a time, at most every LOOK_EVERY_S."""
+class Looks(threading.Thread):
+    """Calls a method of its owner in this thread, one call at a time, at most every LOOK_EVERY_S. Ends with its owner."""
 
     def __init__(self, look: Callable[[float], None]) -> None:
-        self._look = look
+        super().__init__(name="watched file", daemon=True)
+        self._look = weakref.WeakMethod(look)
+        self._asked: SimpleQueue[float] = SimpleQueue()
         self._at = 0.0
-        self._began = 0.0
-        self._thread: threading.Thread | None = None
+        self.since: float | None = None
+        """When the look in progress was asked for, by time.monotonic(); None between two of them."""
 
     def begin(self, now: float) -> None:
-        """Look, if it is time to; `now` is a monotonic clock's. Does not wait."""
-        if now < self._at or (self._thread is not None and self._thread.is_alive()):
+        """Look, if it is time to; `now` is a monotonic clock's. Does not wait, but for the thread's start."""
+        if now < self._at:
             return
-        self._at, self._began = now + LOOK_EVERY_S, time.monotonic()
-        thread = threading.Thread(target=self._look, args=(now,), name="watched file", daemon=True)
-        with contextlib.suppress(RuntimeError):  # no thread can be had now: the next call tries again
-            thread.start()
-            self._thread = thread
+        self._at = now + LOOK_EVERY_S
+        if self.since is None:
+            self.since = time.monotonic()
+            self._asked.put(now)
+        if self.ident is None:
+            with contextlib.suppress(RuntimeError):  # no thread can be had now: the next call tries again
+                self.start()
 
-    @property
     def hangs_s(self) -> float:
         """For how long the look in progress has hung; 0 for none."""
-        taken_s = time.monotonic() - self._began
-        return taken_s if taken_s > STALL_S and self._thread is not None and self._thread.is_alive() else 0.0
+        taken_s = 0.0 if self.since is None else time.monotonic() - self.since
+        return taken_s if taken_s > STALL_S else 0.0
+
+    def run(self) -> None:
+        while True:
+            now = None
+            with contextlib.suppress(Empty):
+                now = self._asked.get(timeout=_ALIVE_S)
+            look = self._look()
+            if look is None:
+                return
+            if now is not None:
+                try:
+                    look(now)
+                except Exception:
+                    _LOG.exception("cannot look at a watched file")
+                self.since = None
+            del look
+
+
+def _hung(path: str, what: str) -> LauncherError:
+    why = f"no look at it has ended within {STALL_S:g} s"
+    return LauncherError(f"cannot read {what} '{path}': {why}", "see whether its disk answers")
 
 
 class WatchedFile(Generic[T]):
     """What one or more files say. Files that cannot be used change nothing; the reason is logged once, and is the state's.
 
     A change is another inode (a file replaced by rename, a Kubernetes secret's symlink), time or size. Looking for one
-    costs a comparison per call, and twice a second a thread with a stat(2) of each file.
+    costs a comparison per call, and twice a second a stat(2) of each file in a thread.
     """
 
     def __init__(
@@ -127,7 +155,7 @@ class WatchedFile(Generic[T]):
         self._paths = dict.fromkeys(paths)
         self._validity = validity
         self._wall = wall
-        self._looks = _Looks(self._look)
+        self._looks = Looks(self._look)
         self._try_at = 0.0
         self._trouble: LauncherError | None = None
         self._identity = self._identify()
@@ -167,10 +195,8 @@ class WatchedFile(Generic[T]):
     def state(self) -> FileState:
         """As of the last look."""
         path, now, trouble, begun = next(iter(self._paths)), self._wall(), self._trouble, self._since
-        if hangs_s := self._looks.hangs_s:
-            why = f"its disk does not answer within {STALL_S:g} s"
-            trouble = LauncherError(f"cannot read '{path}': {why}", "see whether its disk answers")
-            begun = now - hangs_s
+        if hangs_s := self._looks.hangs_s():
+            trouble, begun = _hung(path, self._what), now - hangs_s
         kept = "" if trouble is None else f"{trouble.message}; the {self._what} read before stays in force"
         condition, since, why = self._of_validity(path, now)
         if condition is FileCondition.IN_USE and trouble is not None:
@@ -180,6 +206,11 @@ class WatchedFile(Generic[T]):
             what=self._what, path=path, state=condition, since=since, why="; ".join(filter(None, (why, kept))),
             remedy=remedy if trouble is None else trouble.remedy,
         )  # fmt: skip
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a look at it does not end."""
+        return self._looks.hangs_s() > 0
 
     def _of_validity(self, path: str, now: float) -> tuple[FileCondition, float, str]:
         """Condition, its begin, and why; IN_USE while the value counts and will for long enough."""
@@ -211,6 +242,8 @@ _RENEW: Final = "renew it; the daemon reads the new file by itself"
 class Watched(Protocol):
     """A file that has a state."""
 
+    @property
+    def hangs(self) -> bool: ...
     def latest(self, now: float) -> object: ...
     def state(self) -> FileState: ...
 
@@ -224,7 +257,7 @@ class FileThatMayCome(Generic[T]):
         self._watch = watch
         self._file: WatchedFile[T] | None = None
         self._unread: FileState | None = None
-        self._looks = _Looks(self._look)
+        self._looks = Looks(self._look)
         self._look(0.0)
 
     def latest(self, now: float) -> T | None:
@@ -248,30 +281,43 @@ class FileThatMayCome(Generic[T]):
         """As of the last look."""
         if self._file is not None:
             return self._file.state()
+        if hangs_s := self._looks.hangs_s():
+            return unusable(self.what, self.path, _hung(self.path, self.what), time.time() - hangs_s)
         assert self._unread is not None  # noqa: S101  it was looked at
         return self._unread
 
+    @property
+    def hangs(self) -> bool:
+        """Whether a look at it does not end."""
+        return self._looks.hangs_s() > 0 if self._file is None else self._file.hangs
+
 
 class WatchedFiles:
-    """All files that a process watches: looks at them without a request, too, and logs when one expires."""
+    """All files that a process watches: looks at them without a request, too, and logs when one expires or hangs."""
 
     def __init__(self, files: Iterable[Watched]) -> None:
         self._files = tuple(files)
         self._look_at = 0.0
         self._before = [FileCondition.IN_USE for _ in self._files]
+        self._hung = [False for _ in self._files]
 
     def look(self, now: float) -> None:
         """At most every LOOK_EVERY_S; `now` as for `WatchedFile.latest`."""
         if now < self._look_at:
             return
         self._look_at = now + LOOK_EVERY_S
-        for file in self._files:
+        for index, file in enumerate(self._files):
             file.latest(now)
-        for index, state in enumerate(self.states()):
-            if state.state not in {self._before[index], FileCondition.IN_USE, FileCondition.UNUSABLE}:
+            hangs, state = file.hangs, file.state()
+            if hangs != self._hung[index]:
+                if hangs:
+                    _LOG.error("%s; %s", state.why, state.remedy)
+                else:
+                    _LOG.info("%s '%s' can be looked at again", state.what, state.path)
+            elif state.state not in {self._before[index], FileCondition.IN_USE, FileCondition.UNUSABLE}:
                 log = _LOG.error if state.state.fails else _LOG.warning
                 log("%s; %s", state.why, state.remedy)
-            self._before[index] = state.state
+            self._before[index], self._hung[index] = state.state, hangs
 
     def states(self) -> tuple[FileState, ...]:
         return tuple(file.state() for file in self._files)

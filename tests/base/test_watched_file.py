@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import threading
 import time
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from support.fakes import looked
+from support.fakes import SOON_S, looked
 from support.hand_clock import STEPS_S
 
 from launcher.base import watched_file
@@ -246,28 +248,68 @@ def test_what_expires_is_logged_once_without_a_request(path: Path, caplog: pytes
     assert files.states()[0].state is FileCondition.IN_USE
 
 
-def test_a_file_that_hangs_holds_up_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The value before stays, and the state says so until it can be read again."""
+def test_a_file_that_hangs_holds_up_nobody(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The value before stays, and the state and the log say so until it can be read again."""
+    caplog.set_level("INFO")
     monkeypatch.setattr(watched_file, "STALL_S", 0.05)
     file = Reader(path)
+    files = WatchedFiles([file])
     path.unlink()
     os.mkfifo(path)
     began = time.monotonic()
     for now in (1.0, 2.0, 3.0):
-        assert file.latest(now) == "one"
+        files.look(now)
+        assert file.value == "one"
         time.sleep(0.06)
-    assert file.reads == 2  # one look at a time
     state = file.state()
     assert state.state is FileCondition.UNUSABLE
-    assert state.why == (
-        f"cannot read '{path}': its disk does not answer within 0.05 s; the word read before stays in force"
-    )
+    said = f"cannot read word '{path}': no look at it has ended within 0.05 s; the word read before stays in force"
+    assert state.why == said
     assert 0 < time.time() - state.since <= time.monotonic() - began + 0.1
+    assert [record.getMessage() for record in caplog.records] == [f"{said}; see whether its disk answers"]
     fifo = path.rename(path.with_name("fifo"))
     path.write_text("two")
     fifo.write_text("")  # the look ends
     looked()
-    assert (newest(file, 4.0), file.state().state) == ("two", FileCondition.IN_USE)
+    assert file.reads == 2  # one look at a time
+    files.look(4.0)
+    looked()
+    assert (file.latest(4.0), file.state().state) == ("two", FileCondition.IN_USE)
+    assert f"word '{path}' can be looked at again" in caplog.text
+
+
+def test_without_a_thread_the_state_says_that_nobody_looks(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watched_file, "STALL_S", 0.0)
+
+    def start(_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    file = Reader(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(watched_file.Looks, "start", start)
+        path.write_text("two")
+        assert file.latest(1.0) == "one"
+        assert file.state().state is FileCondition.UNUSABLE
+    file.latest(2.0)
+    looked()
+    assert (file.value, file.state().state) == ("two", FileCondition.IN_USE)
+
+
+def test_the_thread_ends_with_its_file(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watched_file, "_ALIVE_S", 0.01)
+    file = Reader(path)
+    newest(file, 1.0)
+    [thread] = (
+        it for it in threading.enumerate() if isinstance(it, watched_file.Looks) and it._look() == file._look
+    )
+    del file
+    gc.collect()
+    thread.join(SOON_S)
+    assert not thread.is_alive()
 
 
 def test_a_file_that_may_come(path: Path, caplog: pytest.LogCaptureFixture) -> None:

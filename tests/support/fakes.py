@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from launcher.base.address import Address, UnixAddress
 from launcher.base.cpuset import CpuSet
+from launcher.base.watched_file import Looks
 from launcher.config.schema import Config, Model
 from launcher.engines.base import Expected, Launch, Traits, Unwanted
 from launcher.engines.log import Accelerator, EngineLog
@@ -31,11 +33,12 @@ async def until(check: Callable[[], object], pause_s: float = 0.001) -> None:
 
 
 def looked() -> None:
-    """Wait for the threads that look at watched files."""
+    """Wait until the looks at watched files that have begun have ended."""
+    until = time.monotonic() + SOON_S
     for thread in threading.enumerate():
-        if thread.name == "watched file":
-            thread.join(SOON_S)
-            assert not thread.is_alive()
+        while isinstance(thread, Looks) and thread.since is not None:
+            assert time.monotonic() < until
+            time.sleep(0.001)
 
 
 def a_slot(number: int = 0, *, cpus: str = "0-3", nodes: str = "0") -> Slot:
