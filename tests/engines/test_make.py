@@ -210,12 +210,28 @@ def test_answers_on_a_disk_that_hangs_are_not_waited_for(
         models=(Model(name="m", path=folder),), engine=Engine(command=(program,), tcmalloc="off")
     )
     profiles = engine_type(EngineKind.VLLM).profiles(setting, read_model_json)
-    for asking, weights in ((Asking(60.0), 4 * GIB), (Asking(), profiles["m"].weights_bytes)):
+    of_files = profiles["m"].weights_bytes
+    # A start (the first) does not ask the engine each time; an operator may.
+    for asking, weights in ((Asking(60.0), of_files), (Asking(60.0, again=True), 4 * GIB)):
         told = needs.answered(setting, profiles, probe_stack(setting.engine), frozenset(), asking)
         assert told["m"].weights_bytes == weights
     assert caplog.text.count(f"cannot read answers of engines in '{tmp_path}/state/engine-answers'") == 2
     assert not (tmp_path / "state").exists()  # nor written
     hangs.set()
+
+
+def test_models_of_one_question_ask_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their contexts differ, which decides neither layers nor weights."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    program, folder = answering_vllm(tmp_path, ANSWER), model(tmp_path / "m")
+    models = tuple(
+        Model(name=name, path=folder, max_model_len=length) for name, length in (("a", 64), ("b", 128))
+    )
+    setting = Config(models=models, engine=Engine(command=(program,), tcmalloc="off"))
+    profiles = engine_type(EngineKind.VLLM).profiles(setting, read_model_json)
+    told = needs.answered(setting, profiles, probe_stack(setting.engine), frozenset(), Asking(60.0))
+    assert (told["a"].weights_bytes, told["b"].weights_bytes) == (4 * GIB, 4 * GIB)
+    assert (tmp_path / "asked").read_text() == "."
 
 
 @pytest.mark.parametrize("kind", EngineKind)

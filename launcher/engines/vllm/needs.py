@@ -315,20 +315,24 @@ def answered(
         return profiles
     from launcher.base.background import DISK_S, within  # noqa: PLC0415  heavy
 
-    asked = [(model.name, question_of(model, config, stack, flags)) for model in config.models]
-    questions = {name: question for name, question in asked if question is not None}
+    each = [(model.name, question_of(model, config, stack, flags)) for model in config.models]
+    questions = {name: question for name, question in each if question is not None}
     kept = within(
         DISK_S, f"read answers of engines in '{answers.folder}'",
-        lambda: {name: answers.get(question) for name, question in questions.items()},
+        lambda: {question.digest: answers.get(question) for question in questions.values()},
     )  # fmt: skip
-    ends = time.monotonic() + asking.limit_s
-    found = dict(profiles)
+    # A start that waited for the disk does not wait for vLLM as well, which would be asked at each start.
+    ends = time.monotonic() + (asking.limit_s if kept is not None or asking.again else 0.0)
+    found, known, asked = dict(profiles), dict(kept or {}), set[str]()
     for name, question in questions.items():
-        answer = None if kept is None else kept[name]
+        answer = known.get(question.digest)
         left_s = ends - time.monotonic()
-        if left_s > 0 and (answer is None or (asking.again and answer.failed is not None)):
+        again = asking.again and answer is not None and answer.failed is not None
+        # Models that differ in what decides nothing have one question.
+        if left_s > 0 and (answer is None or again) and question.digest not in asked:
+            asked.add(question.digest)
             log.info("asking %s what model %s needs", question.engine, name)
-            answer = ask(question, limit_s=left_s, become=asking.become())
+            answer = known[question.digest] = ask(question, limit_s=left_s, become=asking.become())
             if kept is not None:
                 within(
                     DISK_S, f"keep answers of engines in '{answers.folder}'",
