@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import uvloop
 from aiohttp import web
+from support.budgets import partly_gated
 from support.fake_operations import FakeOperations
 from support.fakes import SOON_S, until
 from support.flooding import WORST_S, Asker, least_wait, pipeline
@@ -119,7 +120,9 @@ FLOODS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", FLOODS)
+@pytest.mark.parametrize(
+    "kind", partly_gated([(kind,) for kind in FLOODS], [("short requests",), ("a body of small chunks",)])
+)
 @pytest.mark.bounded
 def test_one_browser_holds_up_no_other(tmp_path: Path, kind: str) -> None:
     async def measure() -> float:
