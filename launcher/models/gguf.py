@@ -52,6 +52,11 @@ _KEYS_OF_LAYER: Final = re.compile(r"blk\.(?P<layer>\d{1,5})\.attn_(?:k|k_b|kv_a
 _STATE_ELEMENT_BYTES: Final = 4
 # LLAMA_POOLING_TYPE_LAST (include/llama.h).
 _POOLING_LAST: Final = 3
+# Architectures without a KV cache (src/llama-model.cpp, create_memory; build 11434).
+_WITHOUT_CACHE: Final = {
+    "bert", "jina-bert-v2", "jina-bert-v3", "nomic-bert", "nomic-bert-moe", "neo-bert", "eurobert", "modern-bert",
+    "gemma-embedding", "dream", "llada", "llada-moe", "rnd1", "clef",
+}  # fmt: skip
 
 # GGUF's architecture -> config.json's model_type, where it decides more than sizes.
 _MODEL_TYPES: Final = {"deepseek2": "deepseek_v2"}
@@ -89,6 +94,11 @@ class Gguf(Struct, frozen=True):
     def splits_inputs(self) -> bool:
         """An embedding is made from the last token."""
         return self.number("pooling_type") == _POOLING_LAST
+
+    @property
+    def computed_whole(self) -> bool:
+        """llama.cpp keeps no KV cache of it."""
+        return self.metadata.get("general.architecture") in _WITHOUT_CACHE
 
     @property
     def recurrent_widths(self) -> tuple[int, int]:

@@ -121,6 +121,8 @@ class ModelProfile(Struct, frozen=True):
     """Words and merges; 0 when not known."""
     splits_inputs: bool = False
     """An embedding is made from the last token, so that an input may be computed in parts."""
+    computed_whole: bool = False
+    """An encoder, of which llama.cpp keeps no KV cache: each input is computed in one piece."""
     added: AddedFiles = NO_ADDED_FILES
     file_bytes: int = 0
     """The largest weight file."""

@@ -226,6 +226,16 @@ def test_experts_tokenizer_and_pooling_of_the_header(tmp_path: Path) -> None:
     profile = read_gguf_profile(str(file))
     assert (profile.expert_size, profile.experts_used, profile.intermediate_size) == (64, 8, 512)
     assert (profile.tokenizer_entries, profile.splits_inputs, profile.recurrent_widths) == (4, True, (0, 0))
+    assert not profile.computed_whole
+
+
+def test_an_encoder_is_computed_whole(tmp_path: Path) -> None:
+    entries = numbers(
+        "nomic-bert", block_count=2, embedding_length=256, attention__head_count=4, context_length=2048
+    )
+    assert read_gguf_profile(
+        str(write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0), entries=entries))
+    ).computed_whole
 
 
 def test_a_header_that_cannot_be_read_keeps_its_length(tmp_path: Path) -> None:

@@ -149,12 +149,17 @@ def count_of(arguments: Sequence[str], env: Mapping[str, str], name: str, variab
 
 def embeds_or_ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     """Whether the server embeds or ranks, and completes nothing."""
-    given = set(map(option_of, arguments))
-    by_env = (env.get(name, "0") for name in ("LLAMA_ARG_EMBEDDINGS", "LLAMA_ARG_RERANKING"))
+    return ranks(arguments, env) or _has(arguments, env, "--embedding", "LLAMA_ARG_EMBEDDINGS")
+
+
+def ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the server ranks."""
+    return _has(arguments, env, "--rerank", "LLAMA_ARG_RERANKING")
+
+
+def _has(arguments: Sequence[str], env: Mapping[str, str], option: str, variable: str) -> bool:
     # The values that common/arg.cpp takes as true (is_truthy).
-    return bool(given & {"--embedding", "--rerank"}) or any(
-        text in {"1", "on", "enabled", "true"} for text in by_env
-    )
+    return option in map(option_of, arguments) or env.get(variable) in {"1", "on", "enabled", "true"}
 
 
 def repacks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:

@@ -20,6 +20,7 @@ from launcher.engines.llama_cpp.arguments import (
     count_of,
     embeds_or_ranks,
     numa_argument,
+    ranks,
     repacks,
     value_of,
 )
@@ -109,7 +110,8 @@ def effective_config(
     return EffectiveConfig(
         name=model.name, dtype="auto", quantization=None, tensor_parallel_size=1,
         max_model_len=DEFAULT_MAX_MODEL_LEN if length is None and profile.known else length,
-        max_num_seqs=min(model.max_num_seqs, MAX_REQUESTS), max_num_batched_tokens=batch,
+        max_num_seqs=1 if _embeds_alone(config, profile) else min(model.max_num_seqs, MAX_REQUESTS),
+        max_num_batched_tokens=batch,
         step_tokens=_step_tokens(config, profile, batch, length or DEFAULT_MAX_MODEL_LEN), block_size=CELLS,
         kv_cache_dtype=None if k == v == _DEFAULT_TYPE else f"{k}/{v}",
         kv_element_bytes=math.ceil(_element_bytes(k, v)),
@@ -127,11 +129,23 @@ def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, lengt
     if not embeds_or_ranks(engine.args, engine.env):
         return batch or DEFAULT_BATCH
     given = _ubatch(config)
-    pooling = value_of(engine.args, "--pooling") or engine.env.get("LLAMA_ARG_POOLING")
-    splits = profile.splits_inputs if pooling is None else pooling == "last"
-    usual = DEFAULT_UBATCH if splits else context_of(length)
+    usual = DEFAULT_UBATCH if _reads_last_token(config, profile) else context_of(length)
     sizes = [size for size in (given, batch) if size]
     return min(sizes, default=usual)
+
+
+def _reads_last_token(config: Config, profile: ModelProfile) -> bool:
+    pooling = value_of(config.engine.args, "--pooling") or config.engine.env.get("LLAMA_ARG_POOLING")
+    return profile.splits_inputs if pooling is None else pooling == "last"
+
+
+def _embeds_alone(config: Config, profile: ModelProfile) -> bool:
+    """Whether an instance embeds one input at a time. Several inputs are cut into ubatches with as many tokens of each, if
+    the model has a KV cache (src/llama-kv-cache.cpp, init_batch: split_equal), and the vector of a longer input is made
+    from its part in the last ubatch, without an error. Ranks are read from the last token."""
+    args, env = config.engine.args, config.engine.env
+    pools = embeds_or_ranks(args, env) and not ranks(args, env) and not _reads_last_token(config, profile)
+    return pools and not profile.computed_whole
 
 
 def _ubatch(config: Config) -> int | None:
@@ -393,7 +407,7 @@ def fewer_requests(subject: Subject) -> Iterator[Finding]:
     for model in subject.plan.models:
         its = [slot.effective.max_num_seqs for slot in subject.plan.slots if slot.model.name == model.name]
         asked = next(one.max_num_seqs for one in subject.config.models if one.name == model.name)
-        if its and min(its) < asked:
+        if its and min(its) < asked and model.max_num_seqs > 1:
             some = str(min(its)) if min(its) == max(its) else f"{min(its)} to {max(its)}"
             yield warning(
                 "fewer-requests",

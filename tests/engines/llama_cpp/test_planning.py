@@ -320,6 +320,27 @@ def test_an_input_that_is_embedded_is_one_ubatch(args: tuple[str, ...], splits: 
     assert effective_config(its.models[0], its, profile).step_tokens == step
 
 
+@pytest.mark.parametrize(
+    ("args", "splits", "whole", "requests"),
+    [
+        (("--embedding",), False, False, 1), (("--embedding", "--pooling", "mean"), True, False, 1),
+        (("--embedding",), False, True, 8), (("--embedding",), True, False, 8),
+        (("--embedding", "--pooling", "last"), False, False, 8), (("--rerank",), False, False, 8), ((), False, False, 8),
+    ],
+)  # fmt: skip
+def test_inputs_that_llama_cpp_would_mix_up_are_embedded_one_at_a_time(
+    args: tuple[str, ...], splits: bool, whole: bool, requests: int
+) -> None:
+    its = of(
+        replace(PROFILE, splits_inputs=splits, computed_whole=whole),
+        *args,
+        max_model_len=4096,
+        max_num_seqs=8,
+    )
+    assert its.slots[0].effective.max_num_seqs == requests
+    assert not its.findings
+
+
 def test_logits_of_a_server_that_embeds_are_those_of_one_ubatch() -> None:
     its = config("--embedding", "-ub", "512", "--cache-ram", "0", max_model_len=4096, max_num_seqs=1)
     (row,) = plan(its).ledger
