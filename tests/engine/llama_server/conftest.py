@@ -80,9 +80,9 @@ stall_timeout_s = {stall_s}
 
 
 @pytest.fixture
-def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Callable[[], DaemonProcess]]:
-    """Starts a daemon with `kind = "llama.cpp"` and the model's path alone: the program is found in PATH, the wheel's server
-    by the launcher itself."""
+def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Starts a daemon with `kind = "llama.cpp"`, the model's path, and arguments of the engine if there are any: the program
+    is found in PATH, the wheel's server by the launcher itself."""
     program = Path(llama_server)
     assert program.name == "llama-server"
     path = os.environ["PATH"]
@@ -92,10 +92,11 @@ def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Cal
         assert shutil.which("llama-server") is None, "PATH has another llama-server"
     running: list[DaemonProcess] = []
 
-    def begin() -> DaemonProcess:
+    def begin(*args: str) -> DaemonProcess:
         text = f"""
 [engine]
 kind = "llama.cpp"
+args = {json.dumps(args)}
 [[models]]
 name = "tiny"
 path = {json.dumps(str(gguf))}

@@ -10,13 +10,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
-import psutil
 import pytest
 from integration.load import Load
 from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import ask, engine_of
 
 from launcher.base.cpuset import CpuSet
 
@@ -25,25 +24,6 @@ pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 Start = Callable[..., DaemonProcess]
 PROMPTS = ([40, 41, 42, 300, 301], [7, 600, 601, 602], [500, 11, 12, 13, 14, 15])
 TOKENS = 32
-
-
-def engine_of(slot: dict[str, Any]) -> psutil.Process:
-    """The llama-server of a slot."""
-    root = psutil.Process(slot["pid"])
-    return next(p for p in (root, *root.children(recursive=True)) if p.name() == "llama-server")
-
-
-def ask(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-    """Status and JSON of one request through the endpoint."""
-
-    async def post() -> tuple[int, Any]:
-        async with (
-            aiohttp.ClientSession() as session,
-            session.post(f"{daemon.url}{path}", json=body) as response,
-        ):
-            return response.status, await response.json()
-
-    return asyncio.run(post())
 
 
 def test_every_thread_and_the_weights_are_where_the_plan_says(start_llama: Start) -> None:

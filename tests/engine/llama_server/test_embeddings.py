@@ -1,0 +1,80 @@
+"""Two llama-servers that embed or rank: the same answers of both, and a kill under load."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+from support.daemon_process import DaemonProcess, eventually
+from support.engine_runs import ask, check_embeddings, engine_of
+
+from launcher.engines.tiny_model import HIDDEN
+
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
+
+Start = Callable[..., DaemonProcess]
+# Of several lengths: llama.cpp embeds those of one length rightly in any case.
+TEXTS = [f"{words} " * length for words in ("a core", "two sockets", "a node") for length in range(1, 9)]
+WORKERS = 8
+# Elements of a vector of 256 are about 0.06.
+CLOSE = 0.001
+
+
+def through_a_kill(daemon: DaemonProcess, path: str, body: dict[str, Any]) -> list[tuple[int, Any]]:
+    """Status and JSON of each request of a steady load, in which an instance is killed and replaced."""
+    answers: list[tuple[int, Any]] = []
+    ended = threading.Event()
+
+    def work() -> None:
+        while not ended.is_set():
+            answers.append(ask(daemon, path, body))
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        works = [pool.submit(work) for _ in range(WORKERS)]
+        try:
+            eventually(lambda: len(answers) >= 20, what="answers")
+            engine_of(daemon.slot(0)).kill()
+            eventually(
+                lambda: daemon.slot(0)["restarts"] >= 1 and daemon.status()["ready"] == 2, what="a restart"
+            )
+            before = len(answers)
+            eventually(lambda: len(answers) >= before + 20, what="answers")
+        finally:
+            ended.set()
+    for each in works:
+        each.result()
+    requests = daemon.status()["requests"]
+    assert requests["failed"] == 0
+    assert requests["retried"] > 0, "the kill met no request"
+    return answers
+
+
+def embedded(answer: Any) -> Any:
+    return np.array([item["embedding"] for item in answer["data"]])
+
+
+def test_embeddings(start_by_kind: Start) -> None:
+    # The tiny model's file names no pooling; without one llama-server refuses /v1/embeddings.
+    daemon = start_by_kind("--embedding", "--pooling", "mean")
+    check_embeddings(daemon.url, "tiny", HIDDEN)
+    body = {"model": "tiny", "input": TEXTS}
+    alone = [daemon.post(0, "/v1/embeddings", body | {"input": text}) for text in TEXTS]
+    expected = np.concatenate([embedded(answer) for answer in alone])
+    for slot in (0, 1):
+        assert np.allclose(embedded(daemon.post(slot, "/v1/embeddings", body)), expected, rtol=0, atol=CLOSE)
+    for status, answer in through_a_kill(daemon, "/v1/embeddings", body):
+        assert status == 200
+        assert np.allclose(embedded(answer), expected, rtol=0, atol=CLOSE)
+
+
+def test_ranks(start_by_kind: Start) -> None:
+    """The tiny model has no head for ranks: its scores mean nothing, and differ."""
+    daemon = start_by_kind("--rerank")
+    body = {"model": "tiny", "query": "a core", "documents": TEXTS}
+    for status, answer in through_a_kill(daemon, "/v1/rerank", body):
+        assert status == 200
+        assert sorted(item["index"] for item in answer["results"]) == [*range(len(TEXTS))]
