@@ -286,10 +286,13 @@ def demand_of(
     222 M, F16, vocabulary of 128,000, 2 x 32,768 (256)  763            802 (+5.1 %)
     300 M, 8 experts, Q8_0, vocabulary of 64,000, 2 x 4096 418          432 (+3.3 %)
     182 M, Q4_0 repacked, 8 x 2048 (256)                 456            446 (-2.1 %)
+    94 M, F16, 4 x 2048 (128)                            377            379 (+0.5 %)
+    94 M, Q4_0 repacked, 4 x 2048 (128)                  247            249 (+0.9 %)
     ==================================================== ============== ============
 
     Compute buffers of eight shapes and recurrent states (mamba2) are those that the server reports at its start. Of the
-    second, the mask of a prompt near the end of its context was not touched."""
+    second, the mask of a prompt near the end of its context was not touched. The last two are those of
+    tests/engine/llama_server/test_ledger.py."""
     serving = slot.effective
     request = request_memory(serving, profile, _checkpoints(config))
     need, given = request.total, serving.kv_bytes

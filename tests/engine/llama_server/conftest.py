@@ -81,8 +81,8 @@ stall_timeout_s = {stall_s}
 
 @pytest.fixture
 def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Starts a daemon with `kind = "llama.cpp"`, the model's path, and arguments of the engine if there are any: the program
-    is found in PATH, the wheel's server by the launcher itself."""
+    """Starts a daemon with `kind = "llama.cpp"` and the model's path; with arguments of the engine and `limits` of the model
+    if there are any. The program is found in PATH, the wheel's server by the launcher itself."""
     program = Path(llama_server)
     assert program.name == "llama-server"
     path = os.environ["PATH"]
@@ -92,14 +92,15 @@ def start_by_kind(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[Cal
         assert shutil.which("llama-server") is None, "PATH has another llama-server"
     running: list[DaemonProcess] = []
 
-    def begin(*args: str) -> DaemonProcess:
+    def begin(*args: str, file: Path = gguf, limits: str = "") -> DaemonProcess:
         text = f"""
 [engine]
 kind = "llama.cpp"
 args = {json.dumps(args)}
 [[models]]
 name = "tiny"
-path = {json.dumps(str(gguf))}
+path = {json.dumps(str(file))}
+{limits}
 [layout]
 instances_per_socket = 2
 reserve_cores = 0
