@@ -26,6 +26,8 @@ REQUESTS: Final = 32
 AT_ONCE: Final = 8
 PROMPT_TOKENS: Final = 64
 ANSWER_TOKENS: Final = 16
+LIBRARIES: Final = ("litellm", "langchain-openai")
+INSTALLED: Final = ("guidellm", "aiperf", "llm-comply", *LIBRARIES)
 _SUM: Final = re.compile(r'^numa_launcher_requests_(accepted|ended)_total(?:\{outcome="(\w+)"\})? (\S+)$')
 
 
@@ -153,16 +155,25 @@ def guidellm(to: Endpoint, folder: Path) -> Tried:
     return Tried(sent=said["total"], failed=said["errored"] + said["incomplete"], said=said)
 
 
-def installed(name: str) -> Path:
-    """The commands of a client in its own environment. Raises FailedError if it is not installed."""
+def library(to: Endpoint, folder: Path, name: str) -> Tried:
+    """A library of others, by scripts/outside_sdks.py."""
+    program = Path(__file__).with_name("outside_sdks.py")
+    python = installed(name, "python") / "python"
+    said = json.loads(run((str(python), str(program), name, to.url, to.model, to.key), folder=folder))
+    return Tried(sent=said["sent"], failed=len(said["errors"]), said=said)
+
+
+def installed(name: str, command: str = "") -> Path:
+    """The commands of a client in its own environment, of which `command`, by default its name, must be there. Raises
+    FailedError if it is not installed."""
     commands = CACHE / name / "bin"
-    if not (commands / name).exists():
+    if not (commands / (command or name)).exists():
         raise FailedError(f"not installed: scripts/try-clients --install {name}")
     return commands
 
 
 def install(name: str) -> None:
-    """Make an environment for a client: aiperf takes 1.2 GB, guidellm with its torch 6 GB."""
+    """Makes an environment for a client: aiperf takes 1.2 GB, guidellm with its torch 6 GB."""
     folder = CACHE / name
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", name], check=True)
@@ -195,7 +206,11 @@ def clients() -> tuple[Client, ...]:
     def bench(backend: str) -> Callable[[Endpoint, Path], Tried]:
         return lambda to, folder: bench_serve(to, folder, str(beside / "vllm"), backend)
 
+    def sdk(name: str) -> Client:
+        return Client(name, name, lambda to, folder: library(to, folder, name))
+
     return (
+        *(sdk(name) for name in LIBRARIES),
         Client("vllm bench serve, openai", "vllm", bench("openai")),
         Client("vllm bench serve, openai-chat", "vllm", bench("openai-chat")),
         Client("guidellm", "guidellm", guidellm),
@@ -250,6 +265,8 @@ def try_all(to: Endpoint, wanted: Sequence[str]) -> bool:
             f"{client.name:<32} {version(client.package):<12} {tried.sent:>5} {tried.failed:>6} {accepted:>8} "
             f"{completed:>9} {took:>6.1f}"
         )
+        for error in tried.said.get("errors", ()) if client.name in LIBRARIES else ():
+            print(f"    {error[:160]}")
         for result in tried.said.get("results", ()) if "llm-comply" in client.name else ():
             if result["status"] == "failed":
                 print(f"    {result['id']}: {'; '.join(result.get('errors', ()))[:160]}")
@@ -278,12 +295,12 @@ def main() -> int:
     parser.add_argument(
         "--install",
         nargs="*",
-        choices=["guidellm", "aiperf", "llm-comply"],
+        choices=INSTALLED,
         help=f"install these first (default: all), each in an environment of its own under {CACHE}",
     )
     args = parser.parse_args()
     if args.install is not None:
-        for name in args.install or ("guidellm", "aiperf", "llm-comply"):
+        for name in args.install or INSTALLED:
             install(name)
     if args.url is None:
         if args.install is None:

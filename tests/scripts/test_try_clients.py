@@ -97,6 +97,18 @@ def test_the_accounts(url: str, tmp_path: Path) -> None:
     assert "a: no answer" in done.stdout
 
 
+def test_the_errors_of_a_library(url: str, tmp_path: Path) -> None:
+    """Its own Python gets the program, the library's name and the endpoint."""
+    python = tmp_path / "numa-launcher" / "clients" / "langchain-openai" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nshift\necho "{\\"sent\\": 2, \\"errors\\": [\\"$*\\"]}"\n')
+    python.chmod(0o755)
+    done = run(url, "--model", "m", "--tokenizer", "/", "--only", "langchain", cache=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[1].split()[:6] == ["langchain-openai", "?", "2", "1", "0", "0"]
+    assert f"    langchain-openai {url} m none\n" in done.stdout
+
+
 def test_what_is_needed(tmp_path: Path) -> None:
     done = run(cache=tmp_path)
     assert done.returncode == 2
