@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import hashlib
 import os
@@ -16,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import launcher
-from launcher.base.background import DISK_S, within
+from launcher.base.background import DISK_S, OneRead, within
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.daemon.deployment import Deployment
@@ -140,6 +139,7 @@ def _of_gguf(path: str, files: Sequence[Path]) -> ModelFingerprint:
 # --- The newest results of `bench` and `tune` in the state folder, for ``GET /v1/measurements``. ---
 
 MAX_RESULTS: Final = 20
+READ_S: Final = 2.0
 # Decoding holds the event loop up: under 1 ms for each MiB. A result of twenty points has half a MiB.
 MAX_BYTES: Final = 8 * 1024**2
 
@@ -200,10 +200,11 @@ class Measurements:
         self._folder = folder
         self._known: dict[tuple[Path, int, int], Measurement | None] = {}
         """By file, time of its last change and size: a result is read once."""
+        self._reading = OneRead(self._read, "measurements")
 
     async def newest(self) -> list[Measurement]:
-        """The newest first; none without a readable state folder."""
-        return await asyncio.to_thread(self._read)
+        """The newest first; none without a state folder that can be read within READ_S."""
+        return await self._reading.result(READ_S) or []
 
     def _read(self) -> list[Measurement]:
         try:

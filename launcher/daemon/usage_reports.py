@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
@@ -15,6 +16,7 @@ from launcher.accounts.ledger_file import DamagedLedgerError
 from launcher.accounts.report_values import Question, UsageReport, UsageRequests, UsageToday
 from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.accounts.usage_report import find_request, latest_requests, report, today
+from launcher.base.background import OneRead
 from launcher.base.errors import LauncherError, NotFoundError
 from launcher.base.text import quoted
 from launcher.config.schema import Cost
@@ -35,7 +37,7 @@ class UsageReports:
         self._currency = currency
         # One at a time: each such thread takes CPU time from the event loop.
         self._reading = asyncio.Lock()
-        self._today: asyncio.Task[UsageToday | None] | None = None
+        self._today = None if ledger is None else OneRead(partial(_today, ledger), "usage of today")
 
     async def report(self, question: Question) -> UsageReport:
         """Raises LauncherError."""
@@ -57,13 +59,7 @@ class UsageReports:
 
     async def today(self) -> UsageToday | None:
         """None without a ledger that can be read at once."""
-        if self._ledger is None:
-            return None
-        # While the disk hangs there is one thread that waits for it, and not one for each `status`.
-        if self._today is None or self._today.done():
-            self._today = asyncio.create_task(_today(self._ledger), name="usage of today")
-        await asyncio.wait({self._today}, timeout=TODAY_S)
-        return self._today.result() if self._today.done() else None
+        return None if self._today is None else await self._today.result(TODAY_S)
 
     async def _read(self, read: Callable[[Path], _T]) -> _T:
         ledger = self._ledger
@@ -86,9 +82,9 @@ class UsageReports:
             return await asyncio.to_thread(flush_and_read)
 
 
-async def _today(ledger: Ledger) -> UsageToday | None:
+def _today(ledger: Ledger) -> UsageToday | None:
     try:
-        return await asyncio.to_thread(today, ledger.path, time.time())
+        return today(ledger.path, time.time())
     except DamagedLedgerError:
         ledger.suspect()
         return None

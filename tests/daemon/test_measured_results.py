@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from pathlib import Path
 
 import msgspec
@@ -80,6 +81,27 @@ async def test_files_that_are_no_results_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "bench" / "998.json").write_bytes(b" " * (measurements.MAX_BYTES + 1))
     (tmp_path / "bench" / "997.json").mkdir()
     assert len(await Measurements(lambda: tmp_path).newest()) == MAX_RESULTS - 3
+
+
+async def test_a_state_folder_that_hangs_takes_one_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Path] = []
+    goes_on = threading.Event()
+
+    def hang() -> Path:
+        asked.append(tmp_path)
+        goes_on.wait(60)
+        return tmp_path
+
+    stored(tmp_path, named("a", result()))
+    measured = Measurements(hang)
+    with monkeypatch.context() as soon:
+        soon.setattr(measurements, "READ_S", 0.02)
+        assert [await measured.newest() for _ in range(3)] == [[], [], []]
+    assert asked == [tmp_path]
+    goes_on.set()
+    assert [each.id for each in await measured.newest()] == ["a"]
 
 
 async def test_without_a_state_folder_there_are_none(tmp_path: Path) -> None:
