@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import traceback
 from collections.abc import Sequence
 from typing import Final
 
@@ -89,13 +90,21 @@ def _run(arguments: list[str]) -> int:
         args = build_parser(only=verb or "").parse(arguments)
         module = importlib.import_module(f"launcher.cli.{VERBS[args.verb][0]}")
         code: int = module.run(args)
-    except LauncherError as error:
+    except (LauncherError, KeyboardInterrupt) as error:
+        return told(error)
+    return code
+
+
+def told(error: BaseException) -> int:
+    """Print why a verb failed; its exit code."""
+    if isinstance(error, KeyboardInterrupt):
+        return 130
+    if isinstance(error, LauncherError):
         _print_error(error.message)
         _print_error(error.remedy)
         return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return code
+    traceback.print_exception(error)
+    return 1
 
 
 def _print_error(text: str) -> None:

@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
     import uvloop  # noqa: PLC0415  heavy
 
     from launcher.base import log_lines, processes  # noqa: PLC0415  heavy
+    from launcher.cli import told  # noqa: PLC0415  it imports this module
     from launcher.daemon import process  # noqa: PLC0415  heavy
     from launcher.daemon.deployment import (  # noqa: PLC0415  heavy
         asking_at_start,
@@ -103,10 +104,11 @@ def run(args: argparse.Namespace) -> int:
             require_models(after)
             return with_measured_layout(build_deployment(after))
 
-        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            threads = process.threads_of(runner.get_loop())
+        with (
+            asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+            process.threads_of(runner.get_loop(), told),
+        ):
             runner.run(serve(deployment, reread, lambda: options.config_of(args), hung_up=hangup.is_set))
-            process.end_despite(threads)
     finally:
         log_lines.finish()
     return 0

@@ -1,4 +1,4 @@
-"""Settings of Python's cyclic garbage collector for a process that runs for months and must not pause."""
+"""The daemon as a process: Python's garbage collector, the threads at the end, signals at the start, systemd."""
 
 from __future__ import annotations
 
@@ -9,10 +9,13 @@ import logging
 import os
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from launcher.base import log_lines
@@ -23,6 +26,8 @@ from launcher.instances.supervisor import Supervisor
 from launcher.proxy.server import ProxyServer
 
 log = logging.getLogger("launcher.daemon")
+
+# --- Python's cyclic garbage collector, for a process that runs for months and must not pause.
 
 # New containers between two collections of the youngest generation; Python's default is 700. Reference counts free the
 # objects of a request, so cycles are rare and small.
@@ -42,29 +47,34 @@ def settle() -> None:
 # --- Threads at the end: one that reads a disk that hangs never ends, and Python would wait for it.
 
 END_S: Final = 5.0
-_THREADS: Final = "event loop's thread"
+# However few CPUs there are: some of them may hang, and slots need others.
+THREADS: Final = 32
 
 
-def threads_of(loop: asyncio.AbstractEventLoop) -> ThreadPoolExecutor:
-    """Give the loop threads for what blocks, as it would make them itself."""
-    threads = ThreadPoolExecutor(thread_name_prefix=_THREADS)
+@contextmanager
+def threads_of(loop: asyncio.AbstractEventLoop, told: Callable[[BaseException], int]) -> Iterator[None]:
+    """Give the loop threads for what blocks. At the end, also by an error: end the process where one of them does not end
+    within END_S, with exit code 0, or that of `told`, which prints the error."""
+    threads = ThreadPoolExecutor(THREADS, "event loop's thread")
     loop.set_default_executor(threads)
-    return threads
+    try:
+        yield
+    except BaseException as error:
+        _end_despite(threads, partial(told, error))
+        raise
+    _end_despite(threads, lambda: 0)
 
 
-def end_despite(threads: ThreadPoolExecutor) -> None:
-    """The daemon has stopped: end the process, with exit code 0, where one of its threads does not end within END_S."""
-    threads.shutdown(wait=False)
-    until = time.monotonic() + END_S
-    for thread in threading.enumerate():
-        if thread.name.startswith(_THREADS):
-            thread.join(max(0.0, until - time.monotonic()))
-            if thread.is_alive():
-                log.warning(
-                    "a thread that reads a disk does not end within %g s: the daemon ends without it", END_S
-                )
-                log_lines.finish()
-                os._exit(0)
+def _end_despite(threads: ThreadPoolExecutor, code: Callable[[], int]) -> None:
+    ending = threading.Thread(target=threads.shutdown, name="end", daemon=True)
+    ending.start()
+    ending.join(END_S)
+    if ending.is_alive():
+        log.warning("a thread that reads a disk does not end within %g s: the daemon ends without it", END_S)
+        log_lines.finish()
+        status = code()
+        sys.stderr.flush()
+        os._exit(status)
 
 
 # --- SIGHUP before there is an event loop: it must neither end the process nor be lost. ---
