@@ -101,13 +101,15 @@ class Sink(ABC, Generic[T]):
         if since is None or time.monotonic() - since <= STALL_S:
             return None
         why = f"a write takes longer than {STALL_S:g} s"
-        return Problem(why, f"cannot write {self.title}: {why}", "see whether its disk answers")
+        return Problem(why, f"{self.title}: {why}", "see whether its disk answers")
 
     def look(self) -> None:
-        """Say once that a turn hangs: the thread can only after it. To be called now and then."""
+        """Say once that a turn takes long: the thread can only after it. To be called now and then.
+
+        A warning: the disk hangs, or the turn reads a large file first."""
         problem = self.problem
-        if problem is not None and self._problem is None and problem.text != self._said:
-            self._say(problem, self._meanwhile)
+        if problem is not None and self._problem is None:
+            self._say(logging.WARNING, problem, self._meanwhile)
 
     def flush(self, within_s: float = 5.0) -> bool:
         """Write what waits now; whether all that was put before is written. Blocks: not for the event loop."""
@@ -162,16 +164,17 @@ class Sink(ABC, Generic[T]):
     def judge(self, problem: Problem | None, *, paused: bool) -> None:
         """How a turn went; `paused`: it failed, and there is a pause."""
         if problem is not None:
-            if problem.text != self._said:
-                self._say(problem, self._meanwhile if paused else "")
+            self._say(self.level, problem, self._meanwhile if paused else "")
         elif self._said:
             self._log.info("%s", self.recovered())
             self._said = ""
         self._problem = problem
 
-    def _say(self, problem: Problem, meanwhile: str) -> None:
-        self._log.log(self.level, "%s", "; ".join(filter(None, (problem.text, problem.remedy, meanwhile))))
-        self._said = problem.text
+    def _say(self, level: int, problem: Problem, meanwhile: str) -> None:
+        """Once in a row."""
+        if problem.text != self._said:
+            self._log.log(level, "%s", "; ".join(filter(None, (problem.text, problem.remedy, meanwhile))))
+            self._said = problem.text
 
 
 class Writer:
@@ -180,7 +183,7 @@ class Writer:
     def __init__(self, name: str, sink: Sink[Any]) -> None:
         self.turn_since: float | None = None
         """When the turn in progress began, by time.monotonic(); None between turns."""
-        self.sink = sink
+        self._sink = sink
         sink.writer = self
         self._due_at = time.monotonic() + sink.every_s
         self._retry_s = 0.0
@@ -205,8 +208,8 @@ class Writer:
             self._until = time.monotonic() + within_s
             self._changed.notify_all()
         self._thread.join(within_s + _LATE_S)
-        if left := self.sink.waiting:
-            self.sink.given_up(left)
+        if left := self._sink.waiting:
+            self._sink.given_up(left)
 
     def turn(self, within_s: float) -> bool:
         """Whether a turn that began after this call has ended."""
@@ -218,16 +221,16 @@ class Writer:
     def _run(self) -> None:
         while self._until is None:
             if self._asked > self._answered or time.monotonic() >= self._due_at:
-                self._turn(self.sink.write)
+                self._turn(self._sink.write)
             with self._changed:
                 self._changed.wait_for(self._is_asked, max(0.0, self._due_at - time.monotonic()))
-        self._turn(partial(self.sink.end, self._until))
+        self._turn(partial(self._sink.end, self._until))
 
     def _is_asked(self) -> bool:
         return self._until is not None or self._asked > self._answered
 
     def _turn(self, work: Callable[[], Problem | None]) -> None:
-        sink, asked = self.sink, self._asked
+        sink, asked = self._sink, self._asked
         self.turn_since = time.monotonic()
         pause_s = sink.every_s
         try:

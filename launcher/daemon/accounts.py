@@ -8,9 +8,10 @@ import logging
 import os
 import random
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from msgspec.structs import replace
 
@@ -30,7 +31,7 @@ from launcher.base.clock import Clock, Moment, Reading, load_reading
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
-from launcher.base.writer import Writer
+from launcher.base.writer import Sink, Writer
 from launcher.config.schema import Config, Usage
 from launcher.control.handlers import ControlAction
 from launcher.proxy.ended import Accounting
@@ -120,6 +121,8 @@ class Accounts:
         self._audit_folder = folder
         endpoint = config.telemetry.otlp_endpoint
         self._traces = Exporter(endpoint, launcher.__version__) if endpoint else None
+        sinks = (self._file, self._audit, self._traces)
+        self._sinks: tuple[Sink[Any], ...] = tuple(sink for sink in sinks if sink is not None)
         # A thread for each: where one hangs, or checks a large file, the others go on. By their times for the last turn.
         self._writers = [
             (Writer(name, sink), within_s)
@@ -173,11 +176,11 @@ class Accounts:
             self._reading = asyncio.create_task(again, name="usage past")
 
     async def _look(self) -> None:
-        """Say of a sink that hangs that it does."""
+        """Say of a sink whose turn takes long that it does."""
         while True:
             await asyncio.sleep(LOOK_S)
-            for writer, _ in self._writers:
-                writer.sink.look()
+            for sink in self._sinks:
+                sink.look()
 
     async def _before(self, ledger: Ledger, now: Moment, day_at: float) -> Before:
         return await asyncio.to_thread(ledger.read, Lookup(now, day_at, tuple(self._caps)), START_S)
@@ -223,8 +226,11 @@ class Accounts:
             meter.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await meter
+        # A thread of its own: all those of the loop may hang.
+        own = ThreadPoolExecutor(1)
         for writer, within_s in self._writers:
-            await asyncio.to_thread(writer.stop, within_s)
+            await asyncio.get_running_loop().run_in_executor(own, writer.stop, within_s)
+        own.shutdown(wait=False)
 
     # --- control actions, for the audit trail --------------------------------------------------------
 
@@ -284,8 +290,8 @@ class Accounts:
     def warnings(self) -> tuple[str, ...]:
         """What `status` says of them."""
         found = [self._no_file] if self._no_file else []
-        for sink in (self._file, self._audit, self._traces):
-            if sink is not None and (problem := sink.problem) is not None:
+        for sink in self._sinks:
+            if (problem := sink.problem) is not None:
                 counts = (
                     f"{sink.waiting} entries wait, {sink.lost} are lost" if sink.waiting or sink.lost else ""
                 )

@@ -221,10 +221,13 @@ def test_a_sink_that_never_returns_is_named_and_memory_is_bounded(
         eventually(lambda: sink.problem)
         for _ in range(2):
             sink.look()
-        hung = "cannot write the first: a write takes longer than 0.05 s; see whether its disk answers; they wait in memory"
+        hung = (
+            "the first: a write takes longer than 0.05 s; see whether its disk answers; they wait in memory"
+        )
         assert said(caplog) == [hung]
+        assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert sink.problem is not None
-        assert sink.problem.text == "cannot write the first: a write takes longer than 0.05 s"
+        assert sink.problem.text == "the first: a write takes longer than 0.05 s"
         assert not sink.flush(0.05)
         assert (sink.waiting, sink.lost) == (10, 91)
         sink.fault = lambda: None

@@ -7,6 +7,7 @@ import datetime as dt
 import sqlite3
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -220,6 +221,22 @@ async def test_a_daemon_ends_while_it_waits_for_its_ledger(tmp_path: Path) -> No
     await found.start(dict)
     await found.stop()
     assert len(asyncio.all_tasks()) == 1
+
+
+async def test_what_waits_is_written_at_the_end_though_all_threads_of_the_loop_hang(tmp_path: Path) -> None:
+    found, goes_on = accounts(tmp_path), threading.Event()
+    await found.start(dict)
+    threads = ThreadPoolExecutor(1)
+    asyncio.get_running_loop().set_default_executor(threads)
+    threads.submit(goes_on.wait, 60)
+    try:
+        found.accounting.record(ENTRY)
+        async with asyncio.timeout(30):
+            await found.stop()
+    finally:
+        goes_on.set()
+    with closing(open_reader(tmp_path / "usage" / "usage.db")) as reader:
+        assert list(entries(reader, 0, 3e9)) == [ENTRY]
 
 
 async def test_a_disk_that_hangs_delays_the_start_only(
