@@ -300,6 +300,7 @@ class ProxyServer:
     def remove_upstream(self, slot: int, generation: int, reason: str, *, crashed: bool = False) -> None:
         """The instance is gone; a request on it is sent to another one, or ends in an honest error. `crashed`: it failed,
         so a request on it may be the cause."""
+        self._templates.end(slot, generation)
         self._instances.remove(slot, generation, reason, crashed=crashed)
 
     def in_flight(self, slot: int, generation: int) -> int:

@@ -59,7 +59,7 @@ _DONE: Final = b"data: [DONE]\n\n"
 
 
 class EngineTraits(Struct, frozen=True):
-    template_fits: bool = True  # False: the chat template is not known to continue a partial answer
+    template_fits: bool = False  # True: the chat template is known to continue a partial answer
     one_token_events: bool = True  # False: an event may bring several tokens
     takes_ids: bool = True  # False: it ignores token ids that are given as a prompt
     sampling_defaults: Mapping[str, float] = field(default_factory=dict)

@@ -72,6 +72,7 @@ class ModelTraits:
         self._sampling_defaults[model] = sampling_defaults
         self._context_tokens[model] = context_tokens
         self._ignores_ids.discard(model)  # it may be another version
+        self._template_fits.pop(model, None)
         self._refuses_usage.discard((model, ""))
         self._tells_usage.discard((model, ""))
         if token_ids:
@@ -126,11 +127,9 @@ class ModelTraits:
         """A stream that was asked for its usage told it."""
         self._tells_usage.add((model, overflow))
 
-    def note_template(self, model: str, *, fits: bool) -> bool:
-        """Whether its chat template continues a partial answer; True where that is news."""
-        known = self._template_fits.get(model)
+    def note_template(self, model: str, *, fits: bool) -> None:
+        """Whether its chat template continues a partial answer."""
         self._template_fits[model] = fits
-        return known is not False and not fits
 
     def engine(self, model: str | None) -> EngineTraits:
         """What a continuation must know."""

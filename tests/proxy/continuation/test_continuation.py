@@ -22,6 +22,7 @@ from launcher.proxy.continuation.continuation import (
 from launcher.proxy.continuation.splicer import Diverged, Splicer
 from launcher.proxy.continuation.transcript import Transcript
 
+FITTING = EngineTraits(template_fits=True)
 words = st.sampled_from(
     [
         "Hel",
@@ -64,7 +65,7 @@ def live_through(
             passed.append(told)
         if cut is None:
             break
-        found = plan_continuation(engine.path, body, transcript, repeat=repeat)
+        found = plan_continuation(engine.path, body, transcript, FITTING, repeat=repeat)
         if isinstance(found, Complete):
             passed.append(found.tail)
             break
@@ -135,7 +136,7 @@ PROMPTED = PlainEngine(COMPLETIONS, ENGINE.tokens)
 def plan(engine: PlainEngine = ENGINE, events: int = AMID, **more: Any) -> Continuation | Complete | NotExact:
     heard = {key: more[key] for key in more.keys() & {"stream_options"}}
     return plan_continuation(
-        engine.path, engine.request(**more), after(engine, engine.request(**heard), events)
+        engine.path, engine.request(**more), after(engine, engine.request(**heard), events), FITTING
     )
 
 
@@ -213,7 +214,7 @@ def test_a_last_message_without_text_cannot_be_continued(content: object) -> Non
     ],
 )
 def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, Any], by_text: bool) -> None:
-    several = EngineTraits(one_token_events=False)
+    several = EngineTraits(template_fits=True, one_token_events=False)
     heard = after(
         ENGINE, ENGINE.request(**{key: more[key] for key in more.keys() & {"stream_options"}}), AMID
     )
@@ -224,9 +225,9 @@ def test_nothing_is_counted_where_events_bring_several_tokens(more: dict[str, An
     assert isinstance(found, Continuation) == by_text
 
 
-def test_a_template_that_does_not_continue_an_answer_forbids_it() -> None:
-    body, unfit = ENGINE.request(temperature=1), EngineTraits(template_fits=False)
-    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID), unfit)
+def test_a_template_that_is_not_known_to_continue_an_answer_forbids_it() -> None:
+    body = ENGINE.request(temperature=1)
+    found = plan_continuation(CHAT, body, after(ENGINE, ENGINE.request(), AMID))
     assert found == NotExact("the model's chat template is not known to continue a partial answer")
 
 
@@ -369,7 +370,7 @@ def test_a_deterministic_answer_may_be_repeated() -> None:
     assert (found.overlap, found.base_tokens) == (HANDED + AGAIN, 0)
     for warm in (1, None):
         body = ENGINE.request(temperature=warm)
-        refused = plan_continuation(CHAT, body, after(ENGINE, body, AMID), repeat=True)
+        refused = plan_continuation(CHAT, body, after(ENGINE, body, AMID), FITTING, repeat=True)
         assert refused == NotExact("`temperature` in the request")
 
 

@@ -20,8 +20,9 @@ from support.proxy_under_test import ProxyUnderTest, until
 from support.scripted_engine import Call, FakeEngine, Script, not_found
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from launcher.proxy.continuation.continuation import Continuation, NotExact, plan_continuation
-from launcher.proxy.continuation.template_probe import goes_on
+from launcher.proxy.continuation import template_probe
+from launcher.proxy.continuation.continuation import Continuation, EngineTraits, NotExact, plan_continuation
+from launcher.proxy.continuation.template_probe import FAULTS, goes_on
 from launcher.proxy.continuation.transcript import Transcript
 
 Render = Callable[[dict[str, Any]], str]
@@ -276,10 +277,19 @@ async def refuses(call: Call) -> None:
     await call.json({"error": {"message": "no chat template"}}, 400)
 
 
-@pytest.mark.parametrize("answer", [not_found, Call.cut_now, refuses])
+@pytest.mark.parametrize("answer", [not_found, refuses])
 async def test_who_does_not_tell_is_not_judged(tmp_path: Path, answer: Script) -> None:
     assert await judged(tmp_path, answer) is None
-    assert await goes_on(FakeEngine(tmp_path / "nobody").address) is None
+
+
+async def test_no_answer_is_no_judgement_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FAULTS):
+        await judged(tmp_path, Call.cut_now)
+    with pytest.raises(FAULTS):
+        await goes_on(FakeEngine(tmp_path / "nobody").address)
+    monkeypatch.setattr(template_probe, "ANSWER_TIMEOUT_S", 0.05)
+    with pytest.raises(FAULTS):
+        await judged(tmp_path, Call.until_left)
 
 
 # --- what follows ----------------------------------------------------------------------------------
@@ -359,7 +369,56 @@ async def test_the_latest_generation_is_believed(proxy: ProxyUnderTest, byte_lev
     assert sent == 2
 
 
-async def test_each_generation_is_asked_once_and_nobody_waits(
+async def test_another_version_is_not_judged_by_the_last_one(
+    proxy: ProxyUnderTest, byte_level: Tokenizer
+) -> None:
+    whole, sent = await outcome(proxy, vllm_tokenize(jinja(CHATML), byte_level), not_found, temperature=0.7)
+    assert b"[DONE]" not in whole
+    assert sent == 1
+
+
+async def test_an_instance_is_asked_again_after_a_fault(
+    proxy: ProxyUnderTest, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_probe, "AGAIN_S", 0.05)
+    calls = 0
+
+    async def busy(call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls <= 2:
+            call.cut()
+        else:
+            await vllm_tokenize(jinja(CHATML), byte_level)(call)
+
+    whole, sent = await outcome(proxy, busy, temperature=0.7)
+    assert whole.endswith(b"data: [DONE]\n\n")
+    assert sent == 2
+
+
+async def test_an_instance_that_is_gone_is_not_asked_again(proxy: ProxyUnderTest) -> None:
+    async def cut(call: Call) -> None:
+        tried.set()
+        call.cut()
+
+    tried = asyncio.Event()
+    await proxy.engine(0, tokenizer=cut)
+    await tried.wait()
+    assert proxy.server._templates._tasks
+    proxy.server.remove_upstream(0, 1, "restart")
+    await until(lambda: not proxy.server._templates._tasks)
+
+
+async def test_a_drain_that_is_taken_back_keeps_the_judgement(
+    proxy: ProxyUnderTest, byte_level: Tokenizer
+) -> None:
+    engine = await proxy.engine(0, tokenizer=vllm_tokenize(jinja(CHATML), byte_level))
+    await until(lambda: proxy.server._traits.engine("m").template_fits)
+    proxy.server.add_upstream(0, 1, "m", engine.address, 8, ask_template=True)
+    await until(lambda: proxy.server._traits.engine("m").template_fits)
+
+
+async def test_an_instance_is_asked_once_at_a_time_and_nobody_waits(
     proxy: ProxyUnderTest, byte_level: Tokenizer
 ) -> None:
     asked: list[dict[str, Any]] = []
@@ -396,15 +455,15 @@ async def test_the_end_waits_for_no_answer(proxy: ProxyUnderTest) -> None:
     "field", [{"chat_template": "{{ messages }}"}, {"chat_template_kwargs": {"enable_thinking": False}}]
 )
 def test_a_template_of_the_request_is_unknown(field: dict[str, object]) -> None:
-    found = {}
+    found, fitting = {}, EngineTraits(template_fits=True)
     for temperature in (0, 0.7, None):
         transcript = Transcript()
         for event in ENGINE.answer(ENGINE.request())[:11]:
             transcript.feed(event)
         body = ENGINE.request(temperature=temperature, **field)
-        found[temperature] = plan_continuation(CHAT, body, transcript)
+        found[temperature] = plan_continuation(CHAT, body, transcript, fitting)
     assert isinstance(found[0], Continuation)
     (name,) = field
     assert found[0.7] == found[None] == NotExact(f"`{name}` in the request")
     empty = ENGINE.request(temperature=0.7, chat_template=None, chat_template_kwargs={})
-    assert isinstance(plan_continuation(CHAT, empty, transcript), Continuation)
+    assert isinstance(plan_continuation(CHAT, empty, transcript, fitting), Continuation)

@@ -69,6 +69,7 @@ async def ask(
 
     for slot in range(len(ways)):
         await proxy.engine(slot, script, token_ids=True, sampling_defaults=server)
+    proxy.server._traits.note_template("m", fits=True)
     engine = ENGINE if path == CHAT else PROMPTED
     async with proxy.client.post(path, data=engine.request(**more)) as answer:
         assert answer.status == 200
@@ -180,7 +181,6 @@ async def test_an_engine_that_ignores_ids_is_continued_by_text(
 ) -> None:
     other = TokenEngine(CHAT, SAID, "two", takes_ids=False, more_tokens=2)
     asked = {**USAGE, "temperature": temperature, "max_tokens": 20}
-    proxy.server._traits.note_template("m", fits=True)
     payload, bodies = await ask(proxy, CHAT, streams(ENGINE, 11), streams(other), streams(other), **asked)
     told = whole(events(payload))
     assert told["text"] == "".join(SAID)
