@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end the search after this time (default: 2h)",
     )  # fmt: skip
     for name, choices, read, what in (
-        ("stack", _STACKS, _stacks, f"measure each layout with these stacks: {', '.join(_STACKS)}"),
+        ("stack", _STACKS, _stack_names, f"measure each layout with these stacks: {', '.join(_STACKS)}"),
         ("strategies", _STRATEGIES, _names(_STRATEGIES), "try these strategies only, and the default"),
     ):
         wanted = f"a list of names such as {','.join(choices[:2])} (there are {', '.join(choices)})"
@@ -130,7 +130,7 @@ def _names(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
     return read
 
 
-def _stacks(text: str) -> list[str]:
+def _stack_names(text: str) -> list[str]:
     if "pace" in {word.strip() for word in text.split(",")}:
         # pace_vllm/__init__.py, _PACE_VLLM_SUPPORTED_VLLM_RANGE: beside another vLLM it registers nothing.
         raise LauncherError(

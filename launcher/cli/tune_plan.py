@@ -166,16 +166,14 @@ class Prepared(Struct, frozen=True, kw_only=True):
         if self.fingerprint is None or verdict.winner is None:
             return None
         its = self.candidates[verdict.winner]
-        layout, measured, configured = its.layout, self.fingerprint, None
-        if layout.stack == self.stack:  # nothing to change in the engine's environment
-            layout = msgspec.structs.replace(layout, stack=None)
-        if layout.stack is not None:
-            measured, configured = self.fingerprints[layout.stack], self.fingerprint
+        stack = None if its.layout.stack == self.stack else its.layout.stack  # None: nothing to change
         workload = self.workload.name if self.command is None else f"--measure {self.command[0]}"
         best = BestLayout(
-            layout=layout, label=its.label, different=verdict.different, ratio_to_default=verdict.ratio_to_default,
-            interval=verdict.interval, measured_at=now(), workload=workload, slo=dict(self.settings.slo),
-            run=journal.began.id, cpus=cpus_of(its.plan), fingerprint=measured, configured=configured,
+            layout=msgspec.structs.replace(its.layout, stack=stack), label=its.label, different=verdict.different,
+            ratio_to_default=verdict.ratio_to_default, interval=verdict.interval, measured_at=now(),
+            workload=workload, slo=dict(self.settings.slo), run=journal.began.id, cpus=cpus_of(its.plan),
+            fingerprint=self.fingerprint if stack is None else self.fingerprints[stack],
+            configured=None if stack is None else self.fingerprint,
         )  # fmt: skip
         remember(self.folder.parent, best)
         return best
@@ -211,13 +209,16 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
         laid_out = with_layout(base, layout, engine_type(base.engine.kind).overriding)
         return deploy(laid_out, where).to_json()
 
-    def fingerprint(stack: Stack) -> Fingerprint:
-        base, where = bases[stack]
-        its = fingerprint_of(deploy(base, where))
+    def fingerprint(stack: Stack, configured: Fingerprint) -> Fingerprint:
+        if stack == "llama.cpp":
+            return fingerprint_of(deploy(*bases[stack]))
+        if stack == "zentorch":
+            return configured
         # Whatever is installed: that stack is measured without ZenTorch.
-        software = msgspec.structs.replace(its.software, zentorch=None) if stack == "vllm" else its.software
-        return msgspec.structs.replace(its, software=software)
+        software = msgspec.structs.replace(configured.software, zentorch=None)
+        return msgspec.structs.replace(configured, software=software)
 
+    configured = fingerprint_of(default) if other is None else None
     settings = Settings(
         seed=args.seed, budget_s=args.budget, slo=args.slo, repeats=args.repeats, refine=not args.no_refine
     )
@@ -227,8 +228,8 @@ def prepare(args: argparse.Namespace, folder: Path) -> Prepared:
     prepared = Prepared(
         config=config, default=default, here=other is None, command=command, workload=workload, found=found,
         settings=settings, identity=_identity(args, config, found, default, other is None) | rival,
-        fingerprint=fingerprint_of(default) if other is None else None,
-        fingerprints={name: fingerprint(name) for name in stacks} if other is None else {}, stack=next(iter(stacks), None),
+        fingerprint=configured, stack=next(iter(stacks), None),
+        fingerprints={} if configured is None else {name: fingerprint(name, configured) for name in stacks},
         config_of=lambda layout: bases[layout.stack][0], folder=folder,
         user=instances_user(config, os.geteuid()) if command is None else None,
     )  # fmt: skip

@@ -86,13 +86,17 @@ def choose(remembered: Iterable[BestLayout], now: Fingerprint) -> BestLayout | N
 
 def as_seen_by(now: Fingerprint, best: BestLayout) -> tuple[BestLayout, tuple[str, ...]]:
     """The verdict, and what has changed since. Once the stack that won is configured, it is the configured one."""
-    changed = differences(best.fingerprint, now)
     if best.configured is None:
-        return best, changed
-    since = differences(best.configured, now)
-    if len(since) < len(changed):
-        return best, since
-    return msgspec.structs.replace(best, layout=msgspec.structs.replace(best.layout, stack=None)), changed
+        return best, differences(best.fingerprint, now)
+    if _stack_of(now) != _stack_of(best.fingerprint):
+        return best, differences(best.configured, now)
+    won = msgspec.structs.replace(best, layout=msgspec.structs.replace(best.layout, stack=None))
+    return won, differences(best.fingerprint, now)
+
+
+def _stack_of(fingerprint: Fingerprint) -> tuple[str, bool]:
+    """The engine, and whether with ZenTorch."""
+    return fingerprint.software.engine, fingerprint.software.zentorch is not None
 
 
 def judge(

@@ -123,6 +123,11 @@ def test_a_verdict_for_another_engine_holds_before_and_after_the_switch() -> Non
     assert not of(RACED, cpus=("0,1", "2,3"), now=LLAMA_CPP).in_use
     other = replace(LLAMA_CPP, software=replace(LLAMA_CPP.software, engine_version="11600"))
     assert of(RACED, now=other).stale == ("llama.cpp 11549 → 11600",)
+    other = replace(other, models=(replace(LLAMA_CPP.models[0], config_sha256="x", weights_bytes=1 << 30),))
+    file, weights, build = of(RACED, now=other).stale
+    assert file == "config.json of /srv/models/llama.gguf"
+    assert weights.startswith("weights of /srv/models/llama.gguf ")
+    assert build == "llama.cpp 11549 → 11600"
 
 
 def test_a_verdict_for_another_engine_is_that_of_both_models(tmp_path: Path) -> None:
