@@ -354,5 +354,7 @@ class Planning(Struct, frozen=True, kw_only=True):
     """The needs of a model whose files are known."""
     divides: Callable[[ModelProfile, int], bool] | None = None
     """Whether the engine can split a model over a number of ranks. None: its instances have no ranks."""
+    other_processes: bool = False
+    """Its instances have processes besides those of the OpenMP threads: one core is left to them."""
     whole_requests: bool = False
     """Its instances reserve KV cache for whole requests of full length: they run no more at once than theirs holds."""

@@ -376,8 +376,7 @@ def _place(
 ) -> Placement:
     use_smt = config.layout.use_smt
     cores = sorted((core for area in areas for core in area), key=lambda core: core.cpus.first)
-    spares = planning.divides is not None
-    omp = _omp_lists(areas, model.tensor_parallel_size, use_smt=use_smt, spares=spares)
+    omp = _omp_lists(areas, model.tensor_parallel_size, use_smt=use_smt, spares=planning.other_processes)
     if omp is None:
         findings.append(_too_many_ranks(model, cores))
         omp = (_cpus(cores, use_smt=use_smt),)
@@ -461,8 +460,7 @@ def _omp_lists(
     """One OpenMP list per rank, runs of neighbouring cores; None when there are more ranks than cores. `areas`: the cores
     of an instance on each node that has ranks of its own.
 
-    1. With more than 4 cpus the highest core is left out of the lists; numactl's set still contains it. Not `spares`, of
-       an engine whose instances have no ranks: it computes on all cpus.
+    1. With more than 4 cpus the highest core is left out of the lists where `spares`; numactl's set still contains it.
     2. Ranks wait for each other in every layer: all areas give as many cores as the smallest, and the others stay out
        of the lists as well."""
     each = min(map(len, areas))

@@ -24,6 +24,7 @@ PLANNING: Final = Planning(
     demand=demand_of,
     needs=needs_of,
     divides=divides,
+    other_processes=True,  # the API server and EngineCore
 )
 
 
