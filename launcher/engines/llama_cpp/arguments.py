@@ -167,6 +167,8 @@ def repacks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     given = [option for word in arguments if (option := option_of(word)) in {"--repack", "--no-repack"}]
     if given:
         return given[-1] == "--repack"
+    if "LLAMA_ARG_NO_REPACK" in env:  # with any value (common/arg.cpp, get_value_from_env)
+        return False
     # The values that common/arg.cpp takes as false (is_falsey).
     return env.get("LLAMA_ARG_REPACK") not in {"0", "off", "disabled", "false"}
 

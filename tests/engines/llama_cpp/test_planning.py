@@ -278,7 +278,8 @@ def test_states_of_unknown_size_are_said() -> None:
     ("args", "env", "size"),
     [
         ((), {}, 6), (("--no-repack",), {}, 5), (("-nr", "--repack"), {}, 6), ((), {"LLAMA_ARG_REPACK": "off"}, 5),
-        (("--repack",), {"LLAMA_ARG_REPACK": "0"}, 6),
+        (("--repack",), {"LLAMA_ARG_REPACK": "0"}, 6), ((), {"LLAMA_ARG_NO_REPACK": "0", "LLAMA_ARG_REPACK": "1"}, 5),
+        (("--repack",), {"LLAMA_ARG_NO_REPACK": "1"}, 6),
     ],
 )  # fmt: skip
 def test_an_embedding_that_is_repacked_as_the_output_counts_twice(
