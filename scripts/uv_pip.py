@@ -33,6 +33,7 @@ VARIABLES: Final = {
     "timeout": "UV_HTTP_TIMEOUT",
     "default-timeout": "UV_HTTP_TIMEOUT",
 }
+PROXIES: Final = frozenset({"all_proxy", "http_proxy", "https_proxy", "no_proxy"})
 # They change how pip talks, caches or compiles, and not which release it installs; the settings in a config-file are listed.
 WITHOUT_EFFECT: Final = {
     "break-system-packages", "cache-dir", "config-file", "disable-pip-version-check", "log", "no-cache-dir", "no-color",
@@ -77,8 +78,10 @@ def translated(settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
-    """uv's environment: a variable that is set already stays, in small letters too (all_proxy)."""
-    return {name: value for name, value in variables.items() if name.lower() not in environ} | dict(environ)
+    """uv's environment: a variable that is set already stays. But pip ignores those for proxies where it has a `proxy` of
+    its own, and uv would take https_proxy before ALL_PROXY."""
+    ignored = PROXIES if "ALL_PROXY" in variables else frozenset()
+    return {**variables, **{name: value for name, value in environ.items() if name.lower() not in ignored}}
 
 
 def main(arguments: list[str]) -> int:

@@ -65,14 +65,21 @@ def test_a_setting_without_a_counterpart_is_left_to_pip(uv_pip: ModuleType, sett
         uv_pip.translated([setting])
 
 
-@pytest.mark.parametrize("name", ["ALL_PROXY", "all_proxy"])
-def test_a_variable_that_is_set_goes_before_pips_setting(uv_pip: ModuleType, name: str) -> None:
-    variables = {"ALL_PROXY": "http://pip.test", "UV_HTTP_TIMEOUT": "60"}
-    found = uv_pip.environment(variables, {name: "http://own.test"})
-    assert found == {name: "http://own.test", "UV_HTTP_TIMEOUT": "60"}
+def test_a_variable_that_is_set_goes_before_pips_setting(uv_pip: ModuleType) -> None:
+    variables = {"SSL_CERT_FILE": "/pip.crt", "UV_HTTP_TIMEOUT": "60"}
+    own = {"SSL_CERT_FILE": "/own.crt", "https_proxy": "http://own.test"}
+    assert uv_pip.environment(variables, own) == own | {"UV_HTTP_TIMEOUT": "60"}
 
 
-def test_uv_asks_the_proxy_of_pips_configuration(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ALL_PROXY", "all_proxy", "https_proxy", "HTTP_PROXY", "NO_PROXY"])
+def test_pips_proxy_goes_before_the_environments(uv_pip: ModuleType, name: str) -> None:
+    """As pip has it (pip/_internal/cli/index_command.py: trust_env)."""
+    found = uv_pip.environment({"ALL_PROXY": "http://pip.test"}, {name: "http://own.test", "HOME": "/h"})
+    assert found == {"ALL_PROXY": "http://pip.test", "HOME": "/h"}
+
+
+@pytest.mark.parametrize("own", [{}, {"https_proxy": "http://127.0.0.1:1", "NO_PROXY": "index.test"}])
+def test_uv_asks_the_proxy_of_pips_configuration(tmp_path: Path, own: dict[str, str]) -> None:
     """One that refuses."""
     with socket.create_server(("127.0.0.1", 0)) as proxy:
         asked = threading.Thread(target=lambda: tmp_path.joinpath("asked").write_bytes(_refuse(proxy)))
@@ -82,7 +89,7 @@ def test_uv_asks_the_proxy_of_pips_configuration(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, str(ROOT / "scripts/uv_pip.py"), "--target", str(tmp_path / "t"), "nothing"],
             env={"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PIP_CONFIG_FILE": str(tmp_path / "pip.conf"),
-                 "UV_HTTP_RETRIES": "0"},
+                 "UV_HTTP_RETRIES": "0", **own},
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         asked.join()
