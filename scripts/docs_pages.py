@@ -104,12 +104,15 @@ def _about(name: str) -> str:
 
 
 def _tests_of_imports() -> dict[str, Any]:
-    sys.path.insert(0, str(ROOT / "tests"))  # as pytest has it
     spec = importlib.util.spec_from_file_location("test_imports", ROOT / "tests" / "test_imports.py")
     assert spec is not None  # noqa: S101  the file is there
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(ROOT / "tests"))  # as pytest has it
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(ROOT / "tests"))
     return vars(module)
 
 
