@@ -32,7 +32,8 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("any machine")
 # Among the examples are constants of the modules that a process has imported so far: others in each worker, and in a run of
 # one test. Finding them parses all sources, too.
-if not DRAWS and hasattr(providers, "is_local_module_file"):
+assert hasattr(providers, "is_local_module_file")
+if not DRAWS:
     providers.is_local_module_file = lambda _path: False
 
 # Shells start background jobs with these signals ignored, nohup with the first; children of tests would inherit that.

@@ -29,6 +29,11 @@ if [[ $name == "$WAITS" ]]; then until grep -qs "begin $FOR" "$NOTES"; do sleep 
 echo "<testsuites><testcase classname='a' name='$name'/></testsuites>" >"${{words##* }}"
 echo "pytest of $name"
 [[ $name != "$FAILS" ]] || exit 2
+[[ $name == "$FLAKY" ]] || exit 0
+for word; do
+  [[ $word != cache_dir=* ]] || {{ mkdir -p "${{word#*=}}/v/cache"; echo '"a": true' >"${{word#*=}}/v/cache/lastfailed"; }}
+done
+exit 1
 """
 
 
@@ -49,7 +54,11 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def run(checkout: Path, *lanes: str, **told: str) -> subprocess.CompletedProcess[str]:
-    environ = os.environ | {"NOTES": str(checkout / "notes"), "WAITS": "", "FOR": "", "FAILS": ""} | told
+    environ = (
+        os.environ
+        | {"NOTES": str(checkout / "notes"), "WAITS": "", "FOR": "", "FAILS": "", "FLAKY": ""}
+        | told
+    )
     return subprocess.run(
         [checkout / "scripts" / "test", *lanes],
         env=environ,
@@ -90,6 +99,16 @@ def test_a_lane_that_fails_is_named_and_the_others_run(checkout: Path, fails: st
     assert done.stdout.count(" ok\n") == 2
     assert done.stdout.count(" FAILED\n") == 1
     assert len(steps(done)) == 6
+
+
+@pytest.mark.parametrize(("lane", "again"), [("integration", True), ("fuzz", False)])
+def test_failed_tests_run_once_more_unless_they_would_draw_other_examples(
+    checkout: Path, lane: str, *, again: bool
+) -> None:
+    done = run(checkout, lane, FLAKY=lane)
+    assert done.returncode == (0 if again else 1), done.stderr
+    second = [f"pytest of {lane}.again"] if again else []
+    assert steps(done) == [f"==> lane {lane}", f"pytest of {lane}", *second]
 
 
 def test_alone_it_runs_in_its_turn_and_twice_where_it_is_named_twice(checkout: Path) -> None:
