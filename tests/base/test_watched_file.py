@@ -241,6 +241,7 @@ def test_what_expires_is_logged_once_without_a_request(path: Path, caplog: pytes
     file.now += DAY
     for now in (4.0, 6.0):
         files.look(now)
+    looked()
     assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
     path.write_text("910 2000")
     files.look(8.0)
