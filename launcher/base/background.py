@@ -126,6 +126,8 @@ class OneRead(Generic[T]):
         task = self._task
         if task is None or task.done():
             self._task = task = asyncio.create_task(asyncio.to_thread(self._read), name=self._name)
+            # Nobody may wait for it any more.
+            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
         await asyncio.wait({task}, timeout=within_s)
         return task.result() if task.done() else None
 

@@ -108,7 +108,8 @@ class Looks(threading.Thread):
 
     def hangs_s(self) -> float:
         """For how long the look in progress has hung; 0 for none."""
-        taken_s = 0.0 if self.since is None else time.monotonic() - self.since
+        since = self.since  # the thread may set it now
+        taken_s = 0.0 if since is None else time.monotonic() - since
         return taken_s if taken_s > STALL_S else 0.0
 
     def run(self) -> None:
@@ -118,6 +119,7 @@ class Looks(threading.Thread):
                 now = self._asked.get(timeout=_ALIVE_S)
             look = self._look()
             if look is None:
+                self.since = None
                 return
             if now is not None:
                 try:
@@ -308,12 +310,13 @@ class WatchedFiles:
         self._look_at = now + LOOK_EVERY_S
         for index, file in enumerate(self._files):
             file.latest(now)
-            hangs, state = file.hangs, file.state()
-            if hangs != self._hung[index]:
-                if hangs:
-                    _LOG.error("%s; %s", state.why, state.remedy)
-                else:
-                    _LOG.info("%s '%s' can be looked at again", state.what, state.path)
+            hangs, hung = file.hangs, self._hung[index]
+            state = file.state()
+            hangs = hangs and bool(state.why)  # the look may have ended between the two
+            if hung and not hangs:
+                _LOG.info("%s '%s' can be looked at again", state.what, state.path)
+            if hangs and not hung:
+                _LOG.error("%s; %s", state.why, state.remedy)
             elif state.state not in {self._before[index], FileCondition.IN_USE, FileCondition.UNUSABLE}:
                 log = _LOG.error if state.state.fails else _LOG.warning
                 log("%s; %s", state.why, state.remedy)

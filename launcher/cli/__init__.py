@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-import traceback
 from collections.abc import Sequence
 from typing import Final
 
@@ -103,6 +102,8 @@ def told(error: BaseException) -> int:
         _print_error(error.message)
         _print_error(error.remedy)
         return error.exit_code
+    import traceback  # noqa: PLC0415  heavy
+
     traceback.print_exception(error)
     return 1
 

@@ -78,8 +78,16 @@ class UsageReports:
                 ledger.suspect()
                 raise
 
-        async with self._reading:
-            return await asyncio.to_thread(flush_and_read)
+        # Until the thread has ended, also where nobody waits for it any more: a disk that hangs takes one thread.
+        await self._reading.acquire()
+        reading = asyncio.create_task(asyncio.to_thread(flush_and_read), name="usage report")
+        reading.add_done_callback(self._read_ended)
+        return await asyncio.shield(reading)
+
+    def _read_ended(self, reading: asyncio.Task[object]) -> None:
+        self._reading.release()
+        if not reading.cancelled():
+            reading.exception()  # somebody has it, or nobody waits for it
 
 
 def _today(ledger: Ledger) -> UsageToday | None:

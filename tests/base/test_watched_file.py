@@ -275,6 +275,7 @@ def test_a_file_that_hangs_holds_up_nobody(
     fifo.write_text("")  # the look ends
     looked()
     assert file.reads == 2  # one look at a time
+    monkeypatch.setattr(watched_file, "STALL_S", SOON_S)
     files.look(4.0)
     looked()
     assert (file.latest(4.0), file.state().state) == ("two", FileCondition.IN_USE)

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from support.bench_results import point, result
+from support.fakes import SOON_S, until
 from support.verdicts import BEST
 
 from launcher.base.errors import LauncherError
@@ -98,9 +99,12 @@ async def test_a_state_folder_that_hangs_takes_one_thread(
     measured = Measurements(hang)
     with monkeypatch.context() as soon:
         soon.setattr(measurements, "READ_S", 0.02)
+        assert await measured.newest() == []
+        await until(lambda: asked)
         assert [await measured.newest() for _ in range(3)] == [[], [], []]
     assert asked == [tmp_path]
     goes_on.set()
+    monkeypatch.setattr(measurements, "READ_S", SOON_S)
     assert [each.id for each in await measured.newest()] == ["a"]
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
+from support.fakes import SOON_S, until
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
@@ -55,6 +57,30 @@ async def test_damage_is_moved_aside(tmp_path: Path, by: str) -> None:
         await asyncio.to_thread(ledger.flush)
         assert await asyncio.to_thread(ledger.flush)
         assert ledger.moved_to is not None
+
+
+async def test_a_disk_that_hangs_takes_one_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where those who asked have left."""
+    begun: list[None] = []
+    goes_on = threading.Event()
+
+    def hang(_: object) -> None:
+        begun.append(None)
+        goes_on.wait(SOON_S)
+
+    async with served(tmp_path / "usage.db") as (reports, ledger):
+        with monkeypatch.context() as hung:
+            hung.setattr(ledger, "flush", hang)
+            asked = [asyncio.create_task(reports.report(Question(since="2h"))) for _ in range(3)]
+            await until(lambda: begun)
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            late = asyncio.create_task(reports.report(Question(since="2h")))
+            await asyncio.sleep(0.05)  # for what should not happen to happen
+            assert len(begun) == 1
+        goes_on.set()
+        assert (await late).total.requests == 1
 
 
 async def test_no_ledger() -> None:

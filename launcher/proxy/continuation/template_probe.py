@@ -45,8 +45,12 @@ _PARTIAL: Final = {
     "return_token_strs": True,
 }
 _ALONE: Final = {"prompt": _WORD, "add_special_tokens": False, "return_token_strs": True}
-# An answer that is another server's; before FAULTS, as the first two are ClientErrors.
-_OTHER_ANSWERS: Final = (aiohttp.ClientResponseError, HttpProcessingError, msgspec.MsgspecError)
+# An answer that is another server's; before FAULTS, as the first is a ClientError.
+_OTHER_ANSWERS: Final = (
+    aiohttp.ClientResponseError, HttpProcessingError, msgspec.MsgspecError, UnicodeDecodeError,
+)  # fmt: skip
+# Of a server that has no time, or one before it.
+_BUSY: Final = frozenset({429, 502, 503, 504})
 FAULTS: Final = (aiohttp.ClientError, OSError)  # TimeoutError is an OSError
 
 
@@ -100,10 +104,10 @@ class TemplateChecks:
 
     async def _check(self, slot: int, model: str, address: Address) -> None:
         fits = await _answer_of(slot, address)
+        self._traits.note_template(model, fits=fits)
         if fits is None:
             _LOG.debug("slot %d says nothing of its chat template", slot, extra={"slot": slot})
             return
-        self._traits.note_template(model, fits=fits)
         if fits:
             self._unfit.discard(model)
         elif model not in self._unfit:
@@ -158,5 +162,7 @@ async def _text(
     async with session.post(url, json=body, allow_redirects=False) as answer:
         if answer.status == 400:
             return None
+        if answer.status in _BUSY:
+            raise OSError(f"status {answer.status}")
         answer.raise_for_status()
         return read(await answer.read())

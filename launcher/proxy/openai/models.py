@@ -72,7 +72,6 @@ class ModelTraits:
         self._sampling_defaults[model] = sampling_defaults
         self._context_tokens[model] = context_tokens
         self._ignores_ids.discard(model)  # it may be another version
-        self._template_fits.pop(model, None)
         self._refuses_usage.discard((model, ""))
         self._tells_usage.discard((model, ""))
         if token_ids:
@@ -127,9 +126,12 @@ class ModelTraits:
         """A stream that was asked for its usage told it."""
         self._tells_usage.add((model, overflow))
 
-    def note_template(self, model: str, *, fits: bool) -> None:
-        """Whether its chat template continues a partial answer."""
-        self._template_fits[model] = fits
+    def note_template(self, model: str, *, fits: bool | None) -> None:
+        """Whether its chat template continues a partial answer; None: its newest instance does not tell."""
+        if fits is None:  # it may be another version
+            self._template_fits.pop(model, None)
+        else:
+            self._template_fits[model] = fits
 
     def engine(self, model: str | None) -> EngineTraits:
         """What a continuation must know."""

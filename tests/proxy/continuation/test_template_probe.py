@@ -409,12 +409,36 @@ async def test_an_instance_that_is_gone_is_not_asked_again(proxy: ProxyUnderTest
     await until(lambda: not proxy.server._templates._tasks)
 
 
-async def test_a_drain_that_is_taken_back_keeps_the_judgement(
+async def test_the_judgement_stays_while_another_instance_is_asked(
     proxy: ProxyUnderTest, byte_level: Tokenizer
 ) -> None:
+    """Also where that dies before it answers, and where a drain is taken back."""
     engine = await proxy.engine(0, tokenizer=vllm_tokenize(jinja(CHATML), byte_level))
     await until(lambda: proxy.server._traits.engine("m").template_fits)
+    await proxy.engine(1, tokenizer=Call.until_left)
+    assert proxy.server._traits.engine("m").template_fits
+    proxy.server.remove_upstream(1, 1, "it ended", crashed=True)
     proxy.server.add_upstream(0, 1, "m", engine.address, 8, ask_template=True)
+    assert proxy.server._traits.engine("m").template_fits
+    await until(lambda: not proxy.server._templates._tasks)
+    assert proxy.server._traits.engine("m").template_fits
+
+
+async def test_a_busy_answer_is_none(
+    proxy: ProxyUnderTest, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(template_probe, "AGAIN_S", 0.05)
+    calls = 0
+
+    async def busy(call: Call) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await call.json({}, 503)
+        else:
+            await vllm_tokenize(jinja(CHATML), byte_level)(call)
+
+    await proxy.engine(0, tokenizer=busy)
     await until(lambda: proxy.server._traits.engine("m").template_fits)
 
 
