@@ -79,9 +79,10 @@ def translated(settings: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 def environment(variables: Mapping[str, str], environ: Mapping[str, str]) -> dict[str, str]:
     """uv's environment: a variable that is set already stays. But pip ignores those for proxies where it has a `proxy` of
-    its own, and uv would take https_proxy before ALL_PROXY."""
-    ignored = PROXIES if "ALL_PROXY" in variables else frozenset()
-    return {**variables, **{name: value for name, value in environ.items() if name.lower() not in ignored}}
+    its own that is not empty, and uv would take https_proxy before ALL_PROXY."""
+    ignored = PROXIES if variables.get("ALL_PROXY") else frozenset()
+    own = {name: value for name, value in variables.items() if value or name != "ALL_PROXY"}
+    return {**own, **{name: value for name, value in environ.items() if name.lower() not in ignored}}
 
 
 def main(arguments: list[str]) -> int:

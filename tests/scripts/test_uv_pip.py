@@ -78,6 +78,12 @@ def test_pips_proxy_goes_before_the_environments(uv_pip: ModuleType, name: str) 
     assert found == {"ALL_PROXY": "http://pip.test", "HOME": "/h"}
 
 
+def test_an_empty_proxy_of_pips_leaves_the_environments(uv_pip: ModuleType) -> None:
+    _, variables = uv_pip.translated([":env:.proxy=''", "global.proxy='http://pip.test'"])
+    own = {"https_proxy": "http://own.test", "all_proxy": "http://own.test", "NO_PROXY": "a.test"}
+    assert uv_pip.environment(variables, own) == own
+
+
 @pytest.mark.parametrize("own", [{}, {"https_proxy": "http://127.0.0.1:1", "NO_PROXY": "index.test"}])
 def test_uv_asks_the_proxy_of_pips_configuration(tmp_path: Path, own: dict[str, str]) -> None:
     """One that refuses."""
