@@ -95,8 +95,9 @@ def as_seen_by(now: Fingerprint, best: BestLayout) -> tuple[BestLayout, tuple[st
 
 
 def _stack_of(fingerprint: Fingerprint) -> tuple[str, bool]:
-    """The engine, and whether with ZenTorch."""
-    return fingerprint.software.engine, fingerprint.software.zentorch is not None
+    """The engine without its image, of which each build is another, and whether with ZenTorch."""
+    engine, _, _ = fingerprint.software.engine.partition(" in image ")
+    return engine, fingerprint.software.zentorch is not None
 
 
 def judge(

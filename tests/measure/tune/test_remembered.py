@@ -130,6 +130,15 @@ def test_a_verdict_for_another_engine_holds_before_and_after_the_switch() -> Non
     assert build == "llama.cpp 11549 → 11600"
 
 
+def test_another_image_of_the_engine_that_won_is_no_other_engine() -> None:
+    won, configured, now = (
+        replace(LLAMA_CPP, software=replace(SOFTWARE, engine=f"{engine} in image {image}"))
+        for engine, image in (("sglang", "0a1b"), ("vllm", "2c3d"), ("sglang", "4e5f"))
+    )
+    best = replace(RACED, fingerprint=won, configured=configured)
+    assert of(best, now=now).stale == ("engine sglang in image 0a1b → sglang in image 4e5f",)
+
+
 def test_a_verdict_for_another_engine_is_that_of_both_models(tmp_path: Path) -> None:
     newer = replace(
         BEST, measured_at="2026-11-21T00:00:00+00:00", fingerprint=replace(FINGERPRINT, models=())
