@@ -226,7 +226,7 @@ def test_experts_tokenizer_and_pooling_of_the_header(tmp_path: Path) -> None:
     profile = read_gguf_profile(str(file))
     assert (profile.expert_size, profile.experts_used, profile.intermediate_size) == (64, 8, 512)
     assert (profile.tokenizer_entries, profile.splits_inputs, profile.recurrent_widths) == (4, True, (0, 0))
-    assert not profile.computed_whole
+    assert (profile.computed_whole, profile.architecture) == (False, "qwen3moe")
 
 
 def test_an_encoder_is_computed_whole(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ _UNREAD_REMEDY: Final = (
     "set memory.kv_cache, and max_model_len and max_num_seqs in [[models]] so that it holds max_num_seqs requests: "
     "llama.cpp allocates the context of all of them at its start"
 )
+# Architectures whose ranks are read from the last token of an input, as of all others from the first
+# (src/llama-graph.cpp, llm_graph_input_cls::set_input).
+_RANKED_BY_LAST_TOKEN: Final = {"qwen3", "qwen3vl"}
 # Part of the largest weight file kept in the page cache while other instances read it.
 MAX_PAGE_CACHE_BYTES: Final = 2 * GIB
 
@@ -140,12 +143,15 @@ def _reads_last_token(config: Config, profile: ModelProfile) -> bool:
 
 
 def _embeds_alone(config: Config, profile: ModelProfile) -> bool:
-    """Whether an instance embeds one input at a time. Several inputs are cut into ubatches with as many tokens of each, if
-    the model has a KV cache (src/llama-kv-cache.cpp, init_batch: split_equal), and the vector of a longer input is made
-    from its part in the last ubatch, without an error. Ranks are read from the last token."""
+    """Whether an instance embeds or ranks one input at a time. Several inputs are cut into ubatches with as many tokens of
+    each, if the model has a KV cache (src/llama-kv-cache.cpp, init_batch: split_equal), and the vector or score of a longer
+    input is made from its part in the last ubatch, without an error. The last token is in that part."""
     args, env = config.engine.args, config.engine.env
-    pools = embeds_or_ranks(args, env) and not ranks(args, env) and not _reads_last_token(config, profile)
-    return pools and not profile.computed_whole
+    if profile.computed_whole or not embeds_or_ranks(args, env):
+        return False
+    if ranks(args, env):
+        return profile.architecture not in _RANKED_BY_LAST_TOKEN
+    return not _reads_last_token(config, profile)
 
 
 def _ubatch(config: Config) -> int | None:
@@ -406,11 +412,24 @@ def needs_of(model: EffectiveConfig, profile: ModelProfile) -> ModelNeeds:
 
 
 def fewer_requests(subject: Subject) -> Iterator[Finding]:
-    """Each request owns a whole context: memory for max_num_seqs of them is not always there."""
+    """Each request owns a whole context: memory for max_num_seqs of them is not always there. And inputs are not always
+    embedded rightly at once."""
     for model in subject.plan.models:
         its = [slot.effective.max_num_seqs for slot in subject.plan.slots if slot.model.name == model.name]
         asked = next(one.max_num_seqs for one in subject.config.models if one.name == model.name)
-        if its and min(its) < asked and model.max_num_seqs > 1:
+        if its and model.max_num_seqs == 1 < asked:
+            args, env = subject.config.engine.args, subject.config.engine.env
+            verb, result = ("ranks", "score") if ranks(args, env) else ("embeds", "vector")
+            pooling = "" if ranks(args, env) else (
+                'set "--pooling", "last" in engine.args if the model is made for it, or '
+            )  # fmt: skip
+            yield warning(
+                "fewer-requests",
+                f"an instance of {model.name!r} {verb} one input at a time, not max_num_seqs = {asked}: of several inputs "
+                f"llama.cpp would make the {result} of a longer one from a part of it",
+                f"{pooling}raise layout.instances_per_socket for more at once; max_num_seqs = 1 accepts it",
+            )
+        elif its and min(its) < asked:
             some = str(min(its)) if min(its) == max(its) else f"{min(its)} to {max(its)}"
             yield warning(
                 "fewer-requests",

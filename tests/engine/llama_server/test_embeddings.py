@@ -57,6 +57,13 @@ def embedded(answer: Any) -> Any:
     return np.array([item["embedding"] for item in answer["data"]])
 
 
+def scores(answer: Any) -> Any:
+    """In the order of the documents."""
+    return np.array(
+        [item["relevance_score"] for item in sorted(answer["results"], key=lambda item: item["index"])]
+    )
+
+
 def test_embeddings(start_by_kind: Start) -> None:
     # The tiny model's file names no pooling; without one llama-server refuses /v1/embeddings.
     daemon = start_by_kind("--embedding", "--pooling", "mean")
@@ -72,9 +79,13 @@ def test_embeddings(start_by_kind: Start) -> None:
 
 
 def test_ranks(start_by_kind: Start) -> None:
-    """The tiny model has no head for ranks: its scores mean nothing, and differ."""
+    """The tiny model has no head for ranks: a score is a number of its vector, and means nothing."""
     daemon = start_by_kind("--rerank")
     body = {"model": "tiny", "query": "a core", "documents": TEXTS}
+    alone = [daemon.post(0, "/v1/rerank", body | {"documents": [text]}) for text in TEXTS]
+    expected = np.concatenate([scores(answer) for answer in alone])
+    for slot in (0, 1):
+        assert np.allclose(scores(daemon.post(slot, "/v1/rerank", body)), expected, rtol=0, atol=CLOSE)
     for status, answer in through_a_kill(daemon, "/v1/rerank", body):
         assert status == 200
-        assert sorted(item["index"] for item in answer["results"]) == [*range(len(TEXTS))]
+        assert np.allclose(scores(answer), expected, rtol=0, atol=CLOSE)

@@ -326,7 +326,8 @@ def test_an_input_that_is_embedded_is_one_ubatch(args: tuple[str, ...], splits: 
     [
         (("--embedding",), False, False, 1), (("--embedding", "--pooling", "mean"), True, False, 1),
         (("--embedding",), False, True, 8), (("--embedding",), True, False, 8),
-        (("--embedding", "--pooling", "last"), False, False, 8), (("--rerank",), False, False, 8), ((), False, False, 8),
+        (("--embedding", "--pooling", "last"), False, False, 8), ((), False, False, 8),
+        (("--rerank",), False, False, 1), (("--rerank",), True, False, 1), (("--rerank",), False, True, 8),
     ],
 )  # fmt: skip
 def test_inputs_that_llama_cpp_would_mix_up_are_embedded_one_at_a_time(
@@ -339,7 +340,27 @@ def test_inputs_that_llama_cpp_would_mix_up_are_embedded_one_at_a_time(
         max_num_seqs=8,
     )
     assert its.slots[0].effective.max_num_seqs == requests
-    assert not its.findings
+    assert codes(its) == (["fewer-requests"] if requests == 1 else [])
+
+
+@pytest.mark.parametrize(
+    ("architecture", "requests"), [("qwen3", 8), ("qwen3vl", 8), ("qwen3moe", 1), ("llama", 1), (None, 1)]
+)
+def test_ranks_that_are_read_from_the_last_token_are_computed_at_once(
+    architecture: str | None, requests: int
+) -> None:
+    its = of(replace(PROFILE, architecture=architecture), "--rerank", max_model_len=4096, max_num_seqs=8)
+    assert its.slots[0].effective.max_num_seqs == requests
+
+
+@pytest.mark.parametrize(("option", "verb"), [("--embedding", "embeds"), ("--rerank", "ranks")])
+def test_one_input_at_a_time_is_said_with_a_remedy_that_helps(option: str, verb: str) -> None:
+    (found,) = of(PROFILE, option, max_model_len=4096, max_num_seqs=8).findings
+    assert found.code == "fewer-requests"
+    assert f"{verb} one input at a time, not max_num_seqs = 8" in found.message
+    assert ("--pooling" in found.remedy) == (option == "--embedding"), "a server with --rerank pools ranks"
+    assert "layout.instances_per_socket" in found.remedy
+    assert not of(PROFILE, option, max_model_len=4096, max_num_seqs=1).findings
 
 
 def test_logits_of_a_server_that_embeds_are_those_of_one_ubatch() -> None:
