@@ -138,7 +138,9 @@ def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, lengt
 
 
 def _reads_last_token(config: Config, profile: ModelProfile) -> bool:
-    pooling = value_of(config.engine.args, "--pooling") or config.engine.env.get("LLAMA_ARG_POOLING")
+    """Whether a vector is made from the last token; scores have a pooling of their own."""
+    args, env = config.engine.args, config.engine.env
+    pooling = "rank" if ranks(args, env) else value_of(args, "--pooling") or env.get("LLAMA_ARG_POOLING")
     return profile.splits_inputs if pooling is None else pooling == "last"
 
 

@@ -312,6 +312,7 @@ def test_files_beside_the_model_are_in_the_plan() -> None:
     [
         (("--embedding",), False, 8192), (("--rerank", "-ub", "1024"), False, 1024), (("--embedding",), True, 512),
         (("--embedding", "--pooling", "last"), False, 512), (("--embedding", "--pooling", "mean"), True, 8192),
+        (("--rerank",), True, 8192),
         (("--embedding", "-b", "4096", "-ub", "2048"), False, 2048), ((), False, 2048),
     ],
 )  # fmt: skip
