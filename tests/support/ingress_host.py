@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,30 @@ CHAT = "/v1/chat/completions"
 def program() -> str:
     """NUMA_LAUNCHER_TEST_HAPROXY names another one than the system's."""
     return os.environ.get("NUMA_LAUNCHER_TEST_HAPROXY") or haproxy.binary()
+
+
+Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def listen(
+    serve: Serve, host: str, port: int, tls: ssl.SSLContext | None, stack: AsyncExitStack
+) -> asyncio.Server:
+    """A server until the end of the test. HAProxy may connect then: a connection whose task is cancelled before it has begun
+    is closed as well, of which uvloop would warn otherwise."""
+    tasks: set[asyncio.Task[None]] = set()
+
+    async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await serve(reader, writer)
+
+    def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(served(reader, writer))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+        task.add_done_callback(lambda _: writer.close())
+
+    server = await asyncio.start_server(connected, host, port, ssl=tls)
+    stack.callback(server.close)
+    return server
 
 
 @dataclass
@@ -52,21 +76,19 @@ class Daemon:
     tls: ssl.SSLContext | None = None
     asked: list[Asked] = field(default_factory=list)
     aborted: asyncio.Event = field(default_factory=asyncio.Event)
-    script: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
+    script: Serve | None = None
     port: int = field(default_factory=free_port)
     """The same one after `start` again."""
 
     async def start(self, stack: AsyncExitStack) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=self.tls)
-        stack.callback(self.server.close)
+        self.server = await listen(self._serve, "127.0.0.1", self.port, self.tls, stack)
 
     @property
     def member(self) -> Member:
         return Member(host=self.name, address=f"127.0.0.1:{self.port}")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        # The end of a test cancels this. uvloop warns of a connection that is left open.
-        with closing(writer), suppress(OSError, EOFError):
+        with suppress(OSError, EOFError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
                 fields: dict[str, list[str]] = {}
@@ -106,8 +128,7 @@ class Picker:
             def datagram_received(self, data: bytes, addr: object) -> None:
                 picker.ends.put_nowait(data.decode().split())
 
-        server = await asyncio.start_server(self.serve, host, port, ssl=self.tls)
-        stack.callback(server.close)
+        server = await listen(self.serve, host, port, self.tls, stack)
         transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(Ends, (host, port + 1))
         stack.callback(transport.close)
         return server
