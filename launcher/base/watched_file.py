@@ -165,7 +165,7 @@ class WatchedFile(Generic[T]):
         self._since = wall()
 
     def latest(self, now: float) -> T:
-        """What the files said when they were last read. Does not wait: where it is time to look for a change, that begins.
+        """The value as last read. Does not wait: where it is time to look for a change, that begins.
         `now` is a monotonic clock's."""
         self._looks.begin(now)
         return self.value

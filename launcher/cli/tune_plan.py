@@ -79,7 +79,7 @@ class Prepared(Struct, frozen=True, kw_only=True):
     fingerprint: Fingerprint | None
     """As configured; None for another machine."""
     fingerprints: Mapping[Stack, Fingerprint]
-    """Of the stacks that are compared on this machine."""
+    """Those of the stacks that are compared on this machine."""
     stack: Stack | None
     """What the configuration runs today, where stacks are compared."""
     config_of: Callable[[Layout], Config]

@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 def newest(file: WatchedFile[T], now: float) -> T:
-    """What it says once the look that begins now has ended."""
+    """Its value once the look that begins now has ended."""
     file.latest(now)
     looked()
     return file.value

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
-import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -19,7 +17,7 @@ from launcher.accounts.ledger_file import open_reader
 from launcher.accounts.request_rows import entries
 
 LIBRARY = Path(__file__).parents[1] / "support" / "hanging_disk.c"
-# Of control requests and of others; other jobs may use the cpus.
+# Bound on control requests; other jobs may use the cpus.
 STATUS_S = 2.0
 GROWTH_BYTES = 64 << 20
 FOREVER = 1e12
@@ -34,7 +32,7 @@ def test_a_state_folder_that_hangs(start: Callable[..., DaemonProcess], tmp_path
         environ={"LD_PRELOAD": str(library), "HANGS_BELOW": f"{state}", "HANGS_WHILE": str(hangs)},
     )
     daemon.wait_ready(2)
-    assert all(ask(daemon) for _ in range(20))
+    assert all(daemon.answers() for _ in range(20))
     eventually(lambda: entries_of(state) == 20)
     assert not problems(daemon)
     before = memory(daemon)
@@ -42,12 +40,12 @@ def test_a_state_folder_that_hangs(start: Callable[..., DaemonProcess], tmp_path
     hangs.touch()
     asked = 0
     while len(problems(daemon)) < 2:  # of ledger and audit trail
-        assert ask(daemon)
+        assert daemon.answers()
         asked += 1
     assert asked > 5
     assert "a write takes longer than 5 s" in daemon.log.read_text()
     for _ in range(200):
-        assert ask(daemon)
+        assert daemon.answers()
     assert memory(daemon) - before < GROWTH_BYTES
 
     daemon.process.kill()  # its threads wait for the disk
@@ -55,7 +53,7 @@ def test_a_state_folder_that_hangs(start: Callable[..., DaemonProcess], tmp_path
     daemon.nothing_left()
     daemon.restart()
     daemon.wait_ready(2)
-    assert ask(daemon)
+    assert daemon.answers()
     assert problems(daemon)
 
     hangs.unlink()
@@ -67,17 +65,8 @@ def test_a_state_folder_that_hangs(start: Callable[..., DaemonProcess], tmp_path
     daemon.end()
 
 
-def ask(daemon: DaemonProcess) -> bool:
-    body = json.dumps({"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3})
-    request = urllib.request.Request(
-        f"{daemon.url}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=SOON_S) as response:
-        return bool(response.read())
-
-
 def problems(daemon: DaemonProcess) -> list[Any]:
-    """What `status`, which answers in time, says of the disk."""
+    """Warnings of `status`, which answers in time, about the disk."""
     began = time.monotonic()
     warnings = daemon.status()["warnings"]
     assert time.monotonic() - began < STATUS_S

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -75,7 +74,7 @@ def killed(path: Path, first: int, batch_s: float, after_s: float) -> tuple[floa
 
 
 def written_by_turns(told: Sequence[bytes | str], first: int) -> int:
-    """What ToldLedger told: entries that were there when the last turn began that has ended, `first` without one."""
+    """Count of entries, as ToldLedger told, that were there when the last turn began that has ended, `first` without one."""
     return int(told[-2]) if len(told) > 1 else first
 
 
@@ -156,15 +155,6 @@ def whole_if_begun(path: Path) -> list[Any]:
         return []
 
 
-def ask(daemon: DaemonProcess) -> bool:
-    body = json.dumps({"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3})
-    request = urllib.request.Request(
-        f"{daemon.url}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=SOON_S) as response:
-        return bool(response.read())
-
-
 def metrics(daemon: DaemonProcess) -> str:
     with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=SOON_S) as response:
         return str(response.read().decode())
@@ -176,7 +166,7 @@ def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     daemon = start()
     path = daemon.folder / "state" / "usage" / "usage.db"
     daemon.wait_ready(2)
-    assert all(ask(daemon) for _ in range(20))
+    assert all(daemon.answers() for _ in range(20))
     try:
         eventually(lambda: len(whole_if_begun(path)) == 20)
     except AssertionError as error:
@@ -194,7 +184,7 @@ def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     daemon.nothing_left()
     again = start(environ={"STATE_DIRECTORY": str(daemon.folder / "state")})
     again.wait_ready(2)
-    assert all(ask(again) for _ in range(5))
+    assert all(again.answers() for _ in range(5))
     again.process.send_signal(signal.SIGTERM)
     again.process.wait(SOON_S)
     found = whole(path)
@@ -211,7 +201,7 @@ def test_a_folder_that_cannot_be_written_is_said_and_requests_are_served(
     (tmp_path / "file").write_text("no folder")
     daemon = start(environ={"STATE_DIRECTORY": str(tmp_path / "file")})
     daemon.wait_ready(2)
-    assert ask(daemon)
+    assert daemon.answers()
     [warning] = eventually(lambda: [text for text in daemon.status()["warnings"] if "1 entries wait" in text])
     assert "cannot write the usage ledger" in warning
     assert "cannot write the usage ledger" in daemon.cli("status").stdout

@@ -35,7 +35,7 @@ def refused(
 
 
 def looked(keys: ApiKeys, now: float) -> None:
-    """What has changed until now was read."""
+    """Changes until now have been read."""
     keys.look(now)
     fakes.looked()
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,17 @@ class DaemonProcess:
                 if process.status() != psutil.STATUS_ZOMBIE:
                     alive.append(f"{pid} {' '.join(process.cmdline())[:100]}")
         return alive
+
+    def answers(self) -> bool:
+        """Whether a chat with the model `fake` gets an answer with a body. Raises urllib.error.URLError."""
+        body = json.dumps(
+            {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        )
+        request = urllib.request.Request(
+            f"{self.url}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=SOON_S) as response:
+            return bool(response.read())
 
     def post(self, slot: int, path: str, body: dict[str, Any]) -> Any:
         """Sends a request to one instance directly."""

@@ -19,7 +19,7 @@ MODULES = {
 
 @functools.cache
 def parsed(path: Path) -> ast.Module:
-    """Of launcher/: parsing all of it takes seconds. Tests are too many to be kept."""
+    """A module of launcher/: parsing all of it takes seconds. Tests are too many to be kept."""
     return ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -35,9 +35,9 @@ class BestLayout(msgspec.Struct, frozen=True, kw_only=True):
     cpus: tuple[str, ...]
     """Cpu list of each slot: two layouts that place the same cpus are the same on this machine."""
     fingerprint: Fingerprint
-    """Of the engine and the model that it was measured with."""
+    """The engine and the model that it was measured with."""
     configured: Fingerprint | None = None
-    """Of the configuration that was tuned, where the winner runs another stack."""
+    """The configuration that was tuned, where the winner runs another stack."""
 
 
 class MeasuredLayout(msgspec.Struct, frozen=True, kw_only=True):

@@ -49,7 +49,7 @@ _ALONE: Final = {"prompt": _WORD, "add_special_tokens": False, "return_token_str
 _OTHER_ANSWERS: Final = (
     aiohttp.ClientResponseError, HttpProcessingError, msgspec.MsgspecError, UnicodeDecodeError,
 )  # fmt: skip
-# Of a server that has no time, or one before it.
+# Statuses of a server that has no time, or of one before it.
 _BUSY: Final = frozenset({429, 502, 503, 504})
 FAULTS: Final = (aiohttp.ClientError, OSError)  # TimeoutError is an OSError
 

@@ -17,7 +17,7 @@ from launcher.engines.tiny_model import HIDDEN
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1200)]
 
 Start = Callable[..., DaemonProcess]
-# Of several lengths: llama.cpp embeds those of one length rightly in any case.
+# Their lengths differ: llama.cpp embeds texts of one length rightly in any case.
 TEXTS = [f"{words} " * length for words in ("a core", "two sockets", "a node") for length in range(1, 9)]
 WORKERS = 8
 # Elements of a vector of 256 are about 0.06.
@@ -64,28 +64,29 @@ def scores(answer: Any) -> Any:
     )
 
 
+def check_together(
+    daemon: DaemonProcess, path: str, body: dict[str, Any], texts: str, numbers: Callable[[Any], Any]
+) -> None:
+    """Texts give the same numbers together as each alone, on both instances and through a kill. `texts`: their key in the
+    body; `numbers`: those of an answer, in the order of the texts."""
+    alone = [daemon.post(0, path, body | {texts: [text]}) for text in TEXTS]
+    expected = np.concatenate([numbers(answer) for answer in alone])
+    together = body | {texts: TEXTS}
+    for slot in (0, 1):
+        assert np.allclose(numbers(daemon.post(slot, path, together)), expected, rtol=0, atol=CLOSE)
+    for status, answer in through_a_kill(daemon, path, together):
+        assert status == 200
+        assert np.allclose(numbers(answer), expected, rtol=0, atol=CLOSE)
+
+
 def test_embeddings(start_by_kind: Start) -> None:
     # The tiny model's file names no pooling; without one llama-server refuses /v1/embeddings.
     daemon = start_by_kind("--embedding", "--pooling", "mean")
     check_embeddings(daemon.url, "tiny", HIDDEN)
-    body = {"model": "tiny", "input": TEXTS}
-    alone = [daemon.post(0, "/v1/embeddings", body | {"input": text}) for text in TEXTS]
-    expected = np.concatenate([embedded(answer) for answer in alone])
-    for slot in (0, 1):
-        assert np.allclose(embedded(daemon.post(slot, "/v1/embeddings", body)), expected, rtol=0, atol=CLOSE)
-    for status, answer in through_a_kill(daemon, "/v1/embeddings", body):
-        assert status == 200
-        assert np.allclose(embedded(answer), expected, rtol=0, atol=CLOSE)
+    check_together(daemon, "/v1/embeddings", {"model": "tiny"}, "input", embedded)
 
 
 def test_ranks(start_by_kind: Start) -> None:
     """The tiny model has no head for ranks: a score is a number of its vector, and means nothing."""
-    daemon = start_by_kind("--rerank")
-    body = {"model": "tiny", "query": "a core", "documents": TEXTS}
-    alone = [daemon.post(0, "/v1/rerank", body | {"documents": [text]}) for text in TEXTS]
-    expected = np.concatenate([scores(answer) for answer in alone])
-    for slot in (0, 1):
-        assert np.allclose(scores(daemon.post(slot, "/v1/rerank", body)), expected, rtol=0, atol=CLOSE)
-    for status, answer in through_a_kill(daemon, "/v1/rerank", body):
-        assert status == 200
-        assert np.allclose(scores(answer), expected, rtol=0, atol=CLOSE)
+    body = {"model": "tiny", "query": "a core"}
+    check_together(start_by_kind("--rerank"), "/v1/rerank", body, "documents", scores)

@@ -377,8 +377,17 @@ async def test_another_version_is_not_judged_by_the_last_one(
     assert sent == 1
 
 
+async def cuts(call: Call) -> None:
+    call.cut()
+
+
+async def is_busy(call: Call) -> None:
+    await call.json({}, 503)
+
+
+@pytest.mark.parametrize(("fault", "times"), [(cuts, 2), (is_busy, 1)])
 async def test_an_instance_is_asked_again_after_a_fault(
-    proxy: ProxyUnderTest, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
+    proxy: ProxyUnderTest, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch, fault: Script, times: int
 ) -> None:
     monkeypatch.setattr(template_probe, "AGAIN_S", 0.05)
     calls = 0
@@ -386,12 +395,10 @@ async def test_an_instance_is_asked_again_after_a_fault(
     async def busy(call: Call) -> None:
         nonlocal calls
         calls += 1
-        if calls <= 2:
-            call.cut()
-        else:
-            await vllm_tokenize(jinja(CHATML), byte_level)(call)
+        await (fault if calls <= times else vllm_tokenize(jinja(CHATML), byte_level))(call)
 
     whole, sent = await outcome(proxy, busy, temperature=0.7)
+    assert proxy.server._traits.engine("m").template_fits
     assert whole.endswith(b"data: [DONE]\n\n")
     assert sent == 2
 
@@ -422,24 +429,6 @@ async def test_the_judgement_stays_while_another_instance_is_asked(
     assert proxy.server._traits.engine("m").template_fits
     await until(lambda: not proxy.server._templates._tasks)
     assert proxy.server._traits.engine("m").template_fits
-
-
-async def test_a_busy_answer_is_none(
-    proxy: ProxyUnderTest, byte_level: Tokenizer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(template_probe, "AGAIN_S", 0.05)
-    calls = 0
-
-    async def busy(call: Call) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 1:
-            await call.json({}, 503)
-        else:
-            await vllm_tokenize(jinja(CHATML), byte_level)(call)
-
-    await proxy.engine(0, tokenizer=busy)
-    await until(lambda: proxy.server._traits.engine("m").template_fits)
 
 
 async def test_an_instance_is_asked_once_at_a_time_and_nobody_waits(
