@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, TypeVar, cast
 
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import LauncherError
 
 # Before a retry: a shortage of descriptors or threads lasts seconds.
 RETRY_S: Final = 1.0
 # Between two readings of a RunningClock: an event loop that runs reads it as often as READ_S.
 MOST_STEP_S: Final = 0.5
 READ_S: Final = 0.25
-# For a file of the state folder that the daemon's start reads or writes.
-DISK_S: Final = 5.0
 # A gap that is worth a line of the log.
 SAID_S: Final = 5.0
 T = TypeVar("T")
-_LOG: Final = logging.getLogger(__name__)
 Work = Callable[[], Awaitable[T]]
 
 
@@ -87,49 +83,6 @@ async def persist(work: Work[T], failures: Failures) -> T:
             failures.end()
             return found
         await asyncio.sleep(RETRY_S)
-
-
-def within(seconds: float, what: str, work: Callable[[], T]) -> T | None:
-    """The result of blocking work on a disk that may hang; None where it has none in that time, or raised. `what`: it does,
-    for the log: "read the clock's last time". The thread goes on, and ends with the process."""
-    found: list[T] = []
-
-    def run() -> None:
-        try:
-            found.append(work())
-        except Exception as error:
-            expected = isinstance(error, OSError | LauncherError)
-            why = reason(error) if isinstance(error, OSError) else str(error) or type(error).__name__
-            remedy = f" ({error.remedy})" if isinstance(error, LauncherError) else ""
-            _LOG.warning(
-                "cannot %s: %s%s; going on without", what, why, remedy, exc_info=None if expected else error
-            )
-
-    thread = threading.Thread(target=run, name="within", daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        _LOG.warning("cannot %s: its disk does not answer within %g s; going on without", what, seconds)
-    return found[0] if found else None
-
-
-class OneRead(Generic[T]):
-    """A blocking read of a disk that may hang: one thread waits for it then, and not one for each that asks."""
-
-    def __init__(self, read: Callable[[], T], name: str) -> None:
-        self._read = read
-        self._name = name
-        self._task: asyncio.Task[T] | None = None
-
-    async def result(self, within_s: float) -> T | None:
-        """None where there is none in that time. Raises what the read raises."""
-        task = self._task
-        if task is None or task.done():
-            self._task = task = asyncio.create_task(asyncio.to_thread(self._read), name=self._name)
-            # Nobody may wait for it any more.
-            task.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
-        await asyncio.wait({task}, timeout=within_s)
-        return task.result() if task.done() else None
 
 
 class Running:

@@ -17,14 +17,13 @@ from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, Protocol, TypeVar
 
+from launcher.base.disk import DISK_S, REMEDY
 from launcher.base.errors import LauncherError
 
 _LOG: Final = logging.getLogger(__name__)
 
 # A change is in force within a second, with the event loop's tick and the time to read it.
 LOOK_EVERY_S: Final = 0.5
-# A look that takes longer hangs.
-STALL_S: Final = 5.0
 # Between two questions of a thread whether its owner is still there.
 _ALIVE_S: Final = 10.0
 # A file that cannot be used is tried again without a change: the process may have had no descriptor left.
@@ -110,7 +109,7 @@ class Looks(threading.Thread):
         """For how long the look in progress has hung; 0 for none."""
         since = self.since  # the thread may set it now
         taken_s = 0.0 if since is None else time.monotonic() - since
-        return taken_s if taken_s > STALL_S else 0.0
+        return taken_s if taken_s > DISK_S else 0.0
 
     def run(self) -> None:
         while True:
@@ -131,8 +130,8 @@ class Looks(threading.Thread):
 
 
 def _hung(path: str, what: str) -> LauncherError:
-    why = f"no look at it has ended within {STALL_S:g} s"
-    return LauncherError(f"cannot read {what} '{path}': {why}", "see whether its disk answers")
+    why = f"no look at it has ended within {DISK_S:g} s"
+    return LauncherError(f"cannot read {what} '{path}': {why}", REMEDY)
 
 
 class WatchedFile(Generic[T]):

@@ -16,10 +16,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
+from launcher.base.disk import DISK_S, REMEDY
 from launcher.base.errors import LauncherError, reason
 
-# A turn that takes longer: what is written to hangs.
-STALL_S: Final = 5.0
 # Between a failure and the next try.
 RETRY_S: Final = 1.0
 # At the end, for a last turn that does not keep to its time.
@@ -98,10 +97,10 @@ class Sink(ABC, Generic[T]):
         if self._problem is not None:
             return self._problem
         since = None if self.writer is None else self.writer.turn_since
-        if since is None or time.monotonic() - since <= STALL_S:
+        if since is None or time.monotonic() - since <= DISK_S:
             return None
-        why = f"a write takes longer than {STALL_S:g} s"
-        return Problem(why, f"{self.title}: {why}", "see whether its disk answers")
+        why = f"a write takes longer than {DISK_S:g} s"
+        return Problem(why, f"{self.title}: {why}", REMEDY)
 
     def look(self) -> None:
         """Say once that a turn takes long: the thread can only after it. To be called now and then.
@@ -111,7 +110,7 @@ class Sink(ABC, Generic[T]):
         if problem is not None and self._problem is None:
             self._say(logging.WARNING, problem, self._meanwhile)
 
-    def flush(self, within_s: float = 5.0) -> bool:
+    def flush(self, within_s: float = DISK_S) -> bool:
         """Write what waits now; whether all that was put before is written. Blocks: not for the event loop."""
         put, until = self._put, time.monotonic() + within_s
         while self.writer is not None and self.writer.turn(until - time.monotonic()):

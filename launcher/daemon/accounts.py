@@ -26,8 +26,8 @@ from launcher.accounts.ledger_file import ledger_path
 from launcher.accounts.report_values import zone_of
 from launcher.accounts.spent_before import Before, Lookup, Slots, begin_caps, day_in, make_caps, spent_on
 from launcher.accounts.spent_sums import SpentSums
-from launcher.base.background import DISK_S, within
 from launcher.base.clock import Clock, Moment, Reading, load_reading
+from launcher.base.disk import DISK_S, within
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.base.money_limits import DailyCap
@@ -43,8 +43,7 @@ from launcher.telemetry.machine_metrics import Values
 log = logging.getLogger("launcher.daemon")
 
 
-# For the first line of the audit trail at the start, and for all that waits at the end.
-START_S: Final = 5.0
+# For all that waits at the end.
 STOP_S: Final = 10.0
 # Between two tries to read a ledger that could not be read.
 READ_AGAIN_S: Final = 10.0
@@ -162,7 +161,7 @@ class Accounts:
             writer.start()
         self._looking = asyncio.create_task(self._look(), name="sinks")
         if self._audit is not None:  # the first line is on the disk, or could not be written
-            await asyncio.to_thread(self._audit.flush, START_S)
+            await asyncio.to_thread(self._audit.flush, DISK_S)
         before, now = Before(Past(), {}), self.clock.now()
         if self.ledger is not None:
             # Daily caps are those of the day that the clock was set from.
@@ -183,7 +182,7 @@ class Accounts:
                 sink.look()
 
     async def _before(self, ledger: Ledger, now: Moment, day_at: float) -> Before:
-        return await asyncio.to_thread(ledger.read, Lookup(now, day_at, tuple(self._caps)), START_S)
+        return await asyncio.to_thread(ledger.read, Lookup(now, day_at, tuple(self._caps)), DISK_S)
 
     async def _read_again(self, ledger: Ledger, read_at: Moment, unread: bool) -> None:
         """Read the ledger once more where it could not be read, and each time the clock was set. `unread`: at `read_at`."""

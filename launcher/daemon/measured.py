@@ -6,6 +6,7 @@ import datetime as dt
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import launcher
-from launcher.base.background import DISK_S, OneRead, within
+from launcher.base.disk import DISK_S, OneRead, within
 from launcher.base.errors import LauncherError
 from launcher.base.files import state_folder
 from launcher.daemon.deployment import Deployment
@@ -204,7 +205,9 @@ class Measurements:
 
     async def newest(self) -> list[Measurement]:
         """The newest first; none without a state folder that can be read within READ_S."""
-        return await self._reading.result(READ_S) or []
+        with suppress(TimeoutError):
+            return await self._reading.result(READ_S)
+        return []
 
     def _read(self) -> list[Measurement]:
         try:

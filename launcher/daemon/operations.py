@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -18,12 +17,13 @@ from launcher.base.build import build
 from launcher.base.errors import RefusedError
 from launcher.base.log_lines import EventRing
 from launcher.base.redaction import Redactor
-from launcher.config.loading import secret_values, shown
+from launcher.config.loading import shown
 from launcher.control.messages import DISRUPTIVE, Request, SlotCommand
 from launcher.daemon.deployment import Deployment
 from launcher.daemon.machine import MachineReader, MachineStatus
 from launcher.daemon.measured import Measurement, Measurements
 from launcher.daemon.reload import Reloader, Reread
+from launcher.daemon.secrets import Secrets
 from launcher.daemon.status import Status, on_clock, slot_status
 from launcher.daemon.usage_reports import RequestFinder, UsageReports, question_of
 from launcher.instances.output import LogLine
@@ -114,10 +114,6 @@ def _check_intent(controller: SlotController, command: SlotCommand) -> None:
         )
 
 
-# Secrets of the configuration in force and of earlier ones, the latest first.
-MAX_SECRETS: Final = 256
-
-
 class Operations:
     """`stopping`: the daemon exits; `drift`: how the machine differs from the plan; `warnings`: of the accounts;
     `history`: the reply of ``GET /v1/history``; `cost_now`: live costs; `unapplied`: how the configuration file differs
@@ -167,9 +163,7 @@ class Operations:
         """Start of the daemon, on the clock that there was then."""
         self._began = time.monotonic()
         self._requests = RequestFinder(proxy.requests, usage, self.since)
-        self._secrets: dict[str, None] = {}
-        self._masks: tuple[str, ...] = ()
-        self._redactor = Redactor()
+        self._secrets = Secrets(lambda: self.deployment.config)
         self._reloader = Reloader(supervisor, prober, reread, self._on_reloaded)
 
     @property
@@ -317,15 +311,7 @@ class Operations:
         return await self._usage.cost(self.deployment.config.cost, since)
 
     async def redactor(self) -> Redactor:
-        values, _ = await asyncio.to_thread(secret_values, self.deployment.config, os.environ)
-        # Earlier secrets stay known: a file may be unreadable for want of descriptors, and log lines outlive a reload.
-        self._secrets = dict.fromkeys((*values, *self._secrets))
-        while len(self._secrets) > MAX_SECRETS:
-            self._secrets.popitem()
-        known = tuple(self._secrets)
-        if known != self._masks:
-            self._masks, self._redactor = known, Redactor(known)
-        return self._redactor
+        return await self._secrets.redactor()
 
     def log_tail(self, slot: int, lines: int) -> list[dict[str, Any]]:
         return [_shown(line) for line in self._supervisor.controller(slot).log.last(lines)]

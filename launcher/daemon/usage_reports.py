@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
@@ -16,7 +17,7 @@ from launcher.accounts.ledger_file import DamagedLedgerError
 from launcher.accounts.report_values import Question, UsageReport, UsageRequests, UsageToday
 from launcher.accounts.timeline import Timeline, timeline_of
 from launcher.accounts.usage_report import find_request, latest_requests, report, today
-from launcher.base.background import OneRead
+from launcher.base.disk import OneRead, read_apart
 from launcher.base.errors import LauncherError, NotFoundError
 from launcher.base.text import quoted
 from launcher.config.schema import Cost
@@ -59,7 +60,10 @@ class UsageReports:
 
     async def today(self) -> UsageToday | None:
         """None without a ledger that can be read at once."""
-        return None if self._today is None else await self._today.result(TODAY_S)
+        if self._today is not None:
+            with suppress(TimeoutError):
+                return await self._today.result(TODAY_S)
+        return None
 
     async def _read(self, read: Callable[[Path], _T]) -> _T:
         ledger = self._ledger
@@ -80,14 +84,9 @@ class UsageReports:
 
         # Until the thread has ended, also where nobody waits for it any more: a disk that hangs takes one thread.
         await self._reading.acquire()
-        reading = asyncio.create_task(asyncio.to_thread(flush_and_read), name="usage report")
-        reading.add_done_callback(self._read_ended)
+        reading = read_apart(flush_and_read, "usage report")
+        reading.add_done_callback(lambda _: self._reading.release())
         return await asyncio.shield(reading)
-
-    def _read_ended(self, reading: asyncio.Task[object]) -> None:
-        self._reading.release()
-        if not reading.cancelled():
-            reading.exception()  # somebody has it, or nobody waits for it
 
 
 def _today(ledger: Ledger) -> UsageToday | None:

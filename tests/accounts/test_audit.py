@@ -159,7 +159,7 @@ def test_a_second_daemon_writes_when_the_first_has_ended(tmp_path: Path) -> None
 
 
 def test_a_disk_that_hangs_is_a_reason_to_refuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(writer, "DISK_S", 0.05)
     hangs = threading.Event()
     goes_on = threading.Event()
     sync = os.fdatasync

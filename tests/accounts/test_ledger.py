@@ -122,7 +122,7 @@ def test_while_the_disk_hangs_memory_is_bounded_and_it_is_told(
 ) -> None:
     """The thread never comes to a bound of its own; what is lost is in the file once the disk answers."""
     monkeypatch.setattr(module, "MOST_WAITING", 10)
-    monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(writer, "DISK_S", 0.05)
     monkeypatch.setattr(module, "LedgerFile", HangingFile)
     HangingFile.goes_on.clear()
     HangingFile.began.clear()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import threading
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from support.fakes import SOON_S, FakeClock, until
@@ -17,12 +14,10 @@ from launcher.base.background import (
     MOST_STEP_S,
     Background,
     Failures,
-    OneRead,
     RunningClock,
     attempt,
     persist,
     time_limit,
-    within,
 )
 from launcher.base.errors import LauncherError
 
@@ -159,50 +154,3 @@ async def test_a_time_limit_does_not_count_a_gap() -> None:
     with pytest.raises(TimeoutError):
         await late_by_an_hour()
     assert turns > 50
-
-
-def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    hanging, other = tmp_path / "fifo", tmp_path / "other"
-    os.mkfifo(hanging)
-    other.write_text("x")
-    assert within(SOON_S, "read it", other.read_text) == "x"
-    assert caplog.messages == []
-    assert within(0.1, "read it", hanging.read_text) is None
-    assert caplog.messages == ["cannot read it: its disk does not answer within 0.1 s; going on without"]
-    hanging.write_text("")  # the thread ends
-
-
-def test_a_read_that_fails_is_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    assert within(SOON_S, "read it", (tmp_path / "missing").read_text) is None
-
-    def refused() -> None:
-        raise LauncherError("its mode is 0666", "chmod go-w it")
-
-    assert within(SOON_S, "read it", refused) is None
-    assert [(record.levelname, record.getMessage(), record.exc_info) for record in caplog.records] == [
-        ("WARNING", "cannot read it: no such file or directory; going on without", None),
-        ("WARNING", "cannot read it: its mode is 0666 (chmod go-w it); going on without", None),
-    ]
-
-
-def test_a_read_with_a_mistake_is_said_with_its_place(caplog: pytest.LogCaptureFixture) -> None:
-    assert within(SOON_S, "read it", lambda: 1 // 0) is None
-    [record] = caplog.records
-    assert record.getMessage() == "cannot read it: integer division or modulo by zero; going on without"
-    assert record.exc_info
-
-
-async def test_one_thread_waits_however_many_ask() -> None:
-    began, goes_on = [], threading.Event()
-
-    def read() -> int:
-        began.append(1)
-        goes_on.wait(SOON_S)
-        return len(began)
-
-    one = OneRead(read, "test")
-    assert await asyncio.gather(one.result(0.01), one.result(0.01)) == [None, None]
-    assert await one.result(0.01) is None
-    goes_on.set()
-    assert await one.result(SOON_S) == 1
-    assert await one.result(SOON_S) == 2

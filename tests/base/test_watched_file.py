@@ -254,7 +254,7 @@ def test_a_file_that_hangs_holds_up_nobody(
 ) -> None:
     """The value before stays, and the state and the log say so until it can be read again."""
     caplog.set_level("INFO")
-    monkeypatch.setattr(watched_file, "STALL_S", 0.05)
+    monkeypatch.setattr(watched_file, "DISK_S", 0.05)
     file = Reader(path)
     files = WatchedFiles([file])
     path.unlink()
@@ -275,7 +275,7 @@ def test_a_file_that_hangs_holds_up_nobody(
     fifo.write_text("")  # the look ends
     looked()
     assert file.reads == 2  # one look at a time
-    monkeypatch.setattr(watched_file, "STALL_S", SOON_S)
+    monkeypatch.setattr(watched_file, "DISK_S", SOON_S)
     files.look(4.0)
     looked()
     assert (file.latest(4.0), file.state().state) == ("two", FileCondition.IN_USE)
@@ -285,7 +285,7 @@ def test_a_file_that_hangs_holds_up_nobody(
 def test_without_a_thread_the_state_says_that_nobody_looks(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watched_file, "STALL_S", 0.0)
+    monkeypatch.setattr(watched_file, "DISK_S", 0.0)
 
     def start(_: object) -> None:
         raise RuntimeError("can't start new thread")

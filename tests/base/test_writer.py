@@ -210,7 +210,7 @@ def test_a_sink_that_never_returns_is_named_and_memory_is_bounded(
 ) -> None:
     """It is said once while it hangs, not after."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(module, "STALL_S", 0.05)
+    monkeypatch.setattr(module, "DISK_S", 0.05)
     with written(Numbers("the first", most=10)) as sink, hanging() as (hang, began):
         sink.fault = hang  # type: ignore[assignment]
         sink.put(0)

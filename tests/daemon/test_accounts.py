@@ -258,9 +258,8 @@ async def test_a_disk_that_hangs_delays_the_start_only(
             goes_on.wait(60)
             super().__init__(*given)
 
-    monkeypatch.setattr(module, "START_S", 0.2)
     monkeypatch.setattr(module, "READ_AGAIN_S", 0.05)
-    monkeypatch.setattr(writer, "STALL_S", 0.05)
+    monkeypatch.setattr(writer, "DISK_S", 0.05)
     monkeypatch.setattr(module, "LOOK_S", 0.05)
     monkeypatch.setattr(module, "DISK_S", 0.2)
     monkeypatch.setattr(module, "load_reading", hang)

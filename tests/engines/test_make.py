@@ -12,7 +12,7 @@ import pytest
 from support.asked_engine import ANSWER, answering_vllm
 from support.model_folders import model
 
-from launcher.base import background
+from launcher.base import disk
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.text import GIB
 from launcher.config.schema import Config, Engine, EngineKind, Model, Runtime, Supervision
@@ -202,7 +202,7 @@ def test_answers_on_a_disk_that_hangs_are_not_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.setattr(background, "DISK_S", 0.1)
+    monkeypatch.setattr(disk, "DISK_S", 0.1)
     hangs = threading.Event()
     monkeypatch.setattr(needs.Answers, "get", lambda *_: hangs.wait())
     program, folder = answering_vllm(tmp_path, ANSWER), model(tmp_path / "m")

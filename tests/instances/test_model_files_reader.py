@@ -38,10 +38,11 @@ async def test_a_file_system_that_hangs_holds_one_thread() -> None:
         with pytest.raises(PassingError, match="its file system has not answered for"):
             await reader("/m")
     assert tries == ["/m"]
-    waiting = ModelFilesReader(hangs, timeout_s=SOON_S)
-    waiting._reading = reader._reading
-    last = asyncio.create_task(waiting("/m"))
+    reader._timeout_s = SOON_S
+    last = asyncio.create_task(reader("/m"))
     await asyncio.sleep(0)
     may_end.set()
     assert await last == FILES
-    assert not reader._reading
+    assert tries == ["/m"]
+    assert await reader("/m") == FILES
+    assert tries == ["/m", "/m"]

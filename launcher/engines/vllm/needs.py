@@ -313,7 +313,7 @@ def answered(
         answers = Answers(answers_folder())
     except LauncherError:  # a user without a home folder
         return profiles
-    from launcher.base.background import DISK_S, within  # noqa: PLC0415  heavy
+    from launcher.base.disk import DISK_S, within  # noqa: PLC0415  heavy
 
     each = [(model.name, question_of(model, config, stack, flags)) for model in config.models]
     questions = {name: question for name, question in each if question is not None}
