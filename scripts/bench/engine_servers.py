@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -55,7 +56,7 @@ class Server:
     @property
     def supervised(self) -> bool:
         """Whether an engine that dies is started again: by numa-launcher alone."""
-        return _ours_of(self.name)[1] > 0
+        return _ours_of(self.name) is not None
 
     @property
     def model(self) -> str:
@@ -63,8 +64,13 @@ class Server:
         return str(self.args.model) if self.name == "pace" else "m"
 
     async def start(self) -> float:
-        """Seconds until all of it is ready. Raises FailedError."""
+        """Seconds until all of it is ready, without those of `numa-launcher tune` before the first start of a tuned
+        server. Raises FailedError.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
+        its = _ours_of(self.name)
+        if its and its.instances is None and not (self.folder / "config.toml").exists():
+            await asyncio.to_thread(_tune, self, its)
         began = time.monotonic()
         self.programs = make_programs(self)
         for number, program in enumerate(self.programs):
@@ -157,16 +163,25 @@ async def _is_healthy(port: int, path: str) -> int:
 # --- Programs of each. ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Ours:
+    """A server that is numa-launcher."""
+
+    llama: bool
+    instances: int | None
+    """Per socket. None: the layout that `numa-launcher tune` finds."""
+
+
 def make_programs(server: Server) -> list[Program]:
     """The programs of a server, by its name."""
-    kind, count = _ours_of(server.name)
-    return [_ours(server, kind == "llama", count)] if count else KINDS[server.name](server)
+    its = _ours_of(server.name)
+    return [_ours(server, its)] if its else KINDS[server.name](server)
 
 
-def _ours_of(name: str) -> tuple[str, int]:
-    """Engine and instances per socket of `ours-vllm-N` and `ours-llama-N`; 0 instances for another name."""
-    found = re.fullmatch(r"ours-(vllm|llama)-([1-9]\d*)", name)
-    return (found[1], int(found[2])) if found else ("", 0)
+def _ours_of(name: str) -> _Ours | None:
+    """`ours-vllm-N`, `ours-llama-N`, and either with `tuned` for N; None for another name."""
+    found = re.fullmatch(r"ours-(vllm|llama)-(tuned|[1-9]\d*)", name)
+    return _Ours(found[1] == "llama", None if found[2] == "tuned" else int(found[2])) if found else None
 
 
 def cores() -> list[int]:
@@ -263,20 +278,56 @@ KINDS: Final[dict[str, Callable[[Server], list[Program]]]] = {
 }
 
 
-def _ours(server: Server, llama: bool, count: int) -> Program:
-    """numa-launcher, no core reserved, as the others have all of them, too."""
+def _ours(server: Server, its: _Ours) -> Program:
+    """numa-launcher with a configuration of its own, or with that which `tune` changed."""
+    file = server.folder / "config.toml"
+    if its.instances is not None:
+        file.write_text(_configuration(server, its))
+    listen = f"proxy.listen={json.dumps([f'127.0.0.1:{server.port}'])}"
+    options = [word for pair in (*server.args.set, listen) for word in ("--set", pair)]
+    return Program([*_LAUNCHER, "serve", "-c", str(file), *options], _state(server))
+
+
+_LAUNCHER: Final = (sys.executable, "-m", "launcher")
+
+
+def _state(server: Server) -> dict[str, str]:
+    return {"STATE_DIRECTORY": str(server.folder / "state")}
+
+
+def _tune(server: Server, its: _Ours) -> None:
+    """`numa-launcher tune --apply` with the workload that is measured then; its output is tune.log. Raises FailedError."""
+    args, file = server.args, server.folder / "config.toml"
+    file.write_text(_configuration(server, its))
+    options = [word for pair in args.set for word in ("--set", pair)]
+    argv = [*_LAUNCHER, "tune", "-c", str(file), "--workload", args.workload, "--budget", f"{args.tune:.0f}s"]
+    log = server.folder / "tune.log"
+    with log.open("wb") as out:
+        env = {**os.environ, **_VLLM_ENV, **_state(server)}
+        done = subprocess.run([*argv, "--apply", *options], stdout=out, stderr=out, env=env, check=False)
+    if done.returncode:
+        file.unlink()
+        raise FailedError(
+            f"tune: exit code {done.returncode}: {log.read_text(errors='replace')[-500:].strip()}"
+        )
+
+
+def _configuration(server: Server, its: _Ours) -> str:
+    """No core is reserved, as the others have all of them, too."""
     args, quoted = server.args, json.dumps
-    if llama:
+    if its.llama:
         engine = f'kind = "llama.cpp"\ncommand = [{quoted(str(args.llama_server))}]'
-        model, memory = f"path = {quoted(str(args.gguf))}", ""
+        model = f"path = {quoted(str(args.gguf))}"
     else:
         engine = f"command = [{quoted(args.vllm)}]\ncache_dir = {quoted(str(server.folder / 'cache'))}"
         model = f"path = {quoted(str(args.model))}\ndtype = {quoted(args.dtype)}"
-        memory = f'[memory]\nkv_cache = "{int(args.kv_cache * 1024 / count)}MiB"'
     # A vLLM has as many requests at once as it is given; llama.cpp reserves a context for each.
-    seqs = -(-args.max_num_seqs // count) if llama else args.max_num_seqs
-    file = server.folder / "config.toml"
-    file.write_text(f"""
+    seqs = -(-args.max_num_seqs // (its.instances or 1)) if its.llama else args.max_num_seqs
+    layout = memory = ""
+    if its.instances is not None:
+        layout = f"instances_per_socket = {its.instances}"
+        memory = "" if its.llama else f'[memory]\nkv_cache = "{int(args.kv_cache * 1024 / its.instances)}MiB"'
+    return f"""
 [[models]]
 name = "m"
 {model}
@@ -284,35 +335,31 @@ max_model_len = {args.max_model_len}
 max_num_seqs = {seqs}
 [layout]
 strategy = {quoted(args.strategy)}
-instances_per_socket = {count}
+{layout}
 reserve_cores = 0
 {memory}
 [engine]
 {engine}
-[proxy]
-listen = ["127.0.0.1:{server.port}"]
 [control]
 socket = {quoted(str(server.folder / "control.sock"))}
 [supervision]
 spawner = "direct"
 probe_interval_s = 1
-""")
-    options = [word for pair in args.set for word in ("--set", pair)]
-    state = {"STATE_DIRECTORY": str(server.folder / "state")}
-    return Program([sys.executable, "-m", "launcher", "serve", "-c", str(file), *options], state)
+"""
 
 
 def missing(name: str, args: argparse.Namespace) -> str | None:
     """A program that `name` needs and this machine does not have. Raises LauncherError for a name of no server."""
-    kind, count = _ours_of(name)
+    its = _ours_of(name)
+    engine = "" if its is None else "llama" if its.llama else "vllm"
     needs = {
         "vllm-dp": (args.vllm,), "nginx-vllm": (args.vllm, "nginx", "numactl"), "pace": (args.pace, "numactl"),
         "vllm": (args.vllm,),
     } | dict.fromkeys(("llama", "llama-numa", "llama-defaults"), (args.llama_server,))  # fmt: skip
-    programs = needs.get(kind if count else name)
+    programs = needs.get(engine or name)
     if programs is None:
         raise LauncherError(
             f"cannot measure {name!r}: there is no server of that name",
-            f"choose from {', '.join(KINDS)}, ours-vllm-N, ours-llama-N",
+            f"choose from {', '.join(KINDS)}, ours-vllm-N, ours-llama-N, ours-vllm-tuned, ours-llama-tuned",
         )
     return next((program for program in programs if shutil.which(program) is None), None)

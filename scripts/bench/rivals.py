@@ -345,7 +345,7 @@ def another_version(checkout: Path) -> Rival:
 _ours_balancing: Final = ours("--max-num-seqs", "32", "--access-log", "off")
 
 
-def _fleet(to: Setting) -> Sequence[str]:
+def _live_fleet(to: Setting) -> Sequence[str]:
     where = ("--listen", str(to.port), "--folder", str(to.folder / "fleet"))
     return [sys.executable, "-m", "bench.live_fleet", *where, *to.uds]
 
@@ -380,7 +380,7 @@ SETTINGS: Final[Mapping[str, Rival]] = {
         Rival(
             "fleet",
             "four hosts with a share of the engines each, HAProxy and the fleet's picker",
-            _fleet,
+            _live_fleet,
             package="haproxy",
             env=_PATHS,
         ),

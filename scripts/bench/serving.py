@@ -288,7 +288,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,…",
         help="vllm; vllm-dp: data parallel 2; nginx-vllm: nginx before 2 pinned by hand; pace: AMD PACE with 2; "
         "llama: llama-server with all cores, llama-numa with --numa distribute, llama-defaults with nothing; "
-        "ours-vllm-N, ours-llama-N: numa-launcher with N instances per socket",
+        "ours-vllm-N, ours-llama-N: numa-launcher with N instances per socket; ours-vllm-tuned, ours-llama-tuned: "
+        "with the layout that numa-launcher tune finds before the first round",
     )
     parser.add_argument("--concurrency", type=numbers, default=[1, 4, 16, 64], metavar="N,…")
     parser.add_argument(
@@ -306,6 +307,13 @@ def _parser() -> argparse.ArgumentParser:
         default=15.0,
         metavar="SECONDS",
         help="load under which an engine is killed; 0: none",
+    )
+    parser.add_argument(
+        "--tune",
+        type=float,
+        default=900.0,
+        metavar="SECONDS",
+        help="budget of tune for each tuned server (900)",
     )
     parser.add_argument(
         "--workload",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import subprocess
@@ -12,6 +13,10 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "bench-rivals"
+sys.path.insert(0, str(SCRIPT.parent))
+
+from bench import engine_servers  # noqa: E402
+from bench.processes import FailedError  # noqa: E402
 
 # `vllm serve` and llama-server; it puts the last two tokens into one event, as an engine that fell behind does.
 STAND_IN = """#!{python}
@@ -139,6 +144,45 @@ def test_conversations(tmp_path: Path) -> None:
     assert {tuple(prompt[:300]) for prompt in prompts} == {tuple(prompts[0][:300])}
     assert prompts[3][: lengths[2]] == prompts[2]
     assert prompts[4][300:] != prompts[0][300:]
+
+
+TUNE = """#!{python}
+import pathlib, sys
+file = pathlib.Path(sys.argv[sys.argv.index("-c") + 1])
+with file.with_name("asked").open("a") as out:
+    print(*sys.argv[1:], file=out)
+print("no layout gave a figure")
+file.write_text(file.read_text() + "# tuned")
+sys.exit({code})
+"""
+
+
+@pytest.mark.parametrize("code", [0, 1])
+async def test_tuned(code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`tune` runs once, before the first round; each round then starts with its layout."""
+    launcher = tmp_path / "launcher"
+    launcher.write_text(TUNE.format(python=sys.executable, code=code))
+    launcher.chmod(0o755)
+    monkeypatch.setattr(engine_servers, "_LAUNCHER", (str(launcher),))
+    args = argparse.Namespace(
+        gguf="/m.gguf", llama_server="llama-server", max_model_len=512, max_num_seqs=64, set=["proxy.policy=round-robin"],
+        stop_s=60.0, strategy="interleaved", tune=900.0, workload="chat",
+    )  # fmt: skip
+    folder = tmp_path / "run"
+    for _ in range(2):
+        server = engine_servers.Server("ours-llama-tuned", args, folder)
+        try:
+            # The stand-in of `serve` says nothing to a control socket, and ends.
+            with pytest.raises(FailedError, match="tune: exit code 1: no layout" if code else "ended"):
+                await server.start()
+        finally:
+            server.end()
+    file = folder / "config.toml"
+    tune = f"tune -c {file} --workload chat --budget 900s --apply --set proxy.policy=round-robin"
+    serve = f"serve -c {file} --set proxy.policy=round-robin --set proxy.listen="
+    asked = [line.partition("[")[0] for line in (folder / "asked").read_text().splitlines()]
+    assert asked == ([tune, tune] if code else [tune, serve, serve])
+    assert file.exists() is not code
 
 
 @pytest.mark.parametrize(
