@@ -161,7 +161,7 @@ has_command fish|fish|fish
 
 # Only the browser lane needs this.
 readonly BROWSER_NEEDS='
-has_browser|chromium|chromium
+has_browser|chromium-headless-shell|chromium
 has_command pdftotext|poppler-utils|poppler-utils
 '
 
@@ -178,7 +178,10 @@ has_command mke2fs|e2fsprogs|e2fsprogs
 has_command cpio|cpio|cpio
 '
 
-has_browser() { has_command chromium || has_command chromium-browser || has_command google-chrome; }
+# In the order of tests/browser/conftest.py.
+has_browser() {
+  has_command chromium-headless-shell || has_command chromium || has_command chromium-browser || has_command google-chrome
+}
 # Not in every user's PATH.
 has_nginx() { has_command nginx || [[ -x /usr/sbin/nginx ]]; }
 has_haproxy() { has_command haproxy || [[ -x /usr/sbin/haproxy ]]; }

@@ -13,11 +13,13 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, sync_playwright
 from support.visits import ANSWERED, SOON_MS, Open, Visit
 
-COMMANDS = ("chromium", "chromium-browser", "google-chrome")
+# Debian's shell first: it opens no window of a browser for a page, whose own pages take more CPU time than ours.
+COMMANDS = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome")
 # The suggestions of an address bar, which no test sees: their two pages take more CPU time than the page of a new window.
+# Nor is a renderer kept in reserve for the next page.
 # Of several such options Chromium reads the last, so that this is Playwright's list, too (chromiumSwitches.ts, 1.65.2).
 WITHOUT: Final = (
-    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup",
+    "WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess",
     "AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsUpgrades",
     "HttpsFirstBalancedModeAutoEnable", "LensOverlay", "MediaRouter", "PaintHolding", "ThirdPartyStoragePartitioning",
     "AvoidCorsURLLoaderRestartOnRedirect", "OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled",
