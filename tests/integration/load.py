@@ -28,7 +28,7 @@ class Load:
     """`workers` clients that send one request after the other until the block ends, `pause_s` after each answer."""
 
     def __init__(
-        self, url: str, model: str, *, workers: int = 8, max_tokens: int = 20, pause_s: float = 0.0
+        self, url: str, model: str, *, workers: int = 8, max_tokens: int = 20, pause_s: float = 0.1
     ) -> None:
         self.tally = Tally()
         self._url = url

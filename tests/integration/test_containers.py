@@ -205,7 +205,7 @@ def main_process(daemon: DaemonProcess, slot: int) -> psutil.Process:
 
 
 def test_two_slots_in_containers(start: Start, runtime: Runtime) -> None:
-    daemon = start("--token-s", "0.01", "--children", "2")
+    daemon = start("--token-s", "0.03", "--children", "2")
     slots = daemon.wait_ready(2)["slots"]
     assert len(runtime.containers()) == 2
     for slot in slots:

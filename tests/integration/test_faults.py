@@ -16,7 +16,7 @@ QUICK = "[supervision]\nbackoff_initial_s = 0.2\nbackoff_max_s = 0.5\nprobe_inte
 
 
 def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
-    daemon = start("--token-s", "0.01")
+    daemon = start("--token-s", "0.03")
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=16) as load:
         for slot in ("0", "1", "0", "1"):
@@ -33,7 +33,7 @@ def test_restart_of_each_slot_under_load_fails_no_request(start: Start) -> None:
     "fault", ["exit 3", *(pytest.param(fault, marks=pytest.mark.long) for fault in ("exit 0", "unhealthy"))]
 )
 def test_a_dead_instance_is_replaced(start: Start, fault: str) -> None:
-    daemon = start("--token-s", "0.01", "--children", "2", more=QUICK)
+    daemon = start("--token-s", "0.03", "--children", "2", more=QUICK)
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=8) as load:
         daemon.post(0, "/fault", {"kind": fault})

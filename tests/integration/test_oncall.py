@@ -22,7 +22,7 @@ BRISK = "[supervision]\nprobe_interval_s = 0.2\nprobe_timeout_s = 0.5\nbackoff_i
 
 
 def test_hold_survives_everything_but_release(start: Start) -> None:
-    daemon = start(more=BRISK)
+    daemon = start("--token-s", "0.03", more=BRISK)
     daemon.wait_ready(2)
     with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
         done = daemon.cli("hold", "0")
@@ -151,7 +151,7 @@ def edit(daemon: DaemonProcess, old: str, new: str) -> None:
 
 
 def test_reload_restarts_changed_slots_one_at_a_time(start: Start) -> None:
-    daemon = start("--token-s", "0.01", more=BRISK)
+    daemon = start("--token-s", "0.03", more=BRISK)
     before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
     assert daemon.cli("reload", "--show").stdout.strip() == "no reload since the daemon started"
     unchanged = daemon.cli("reload", "--dry-run")
@@ -159,11 +159,11 @@ def test_reload_restarts_changed_slots_one_at_a_time(start: Start) -> None:
         0,
         ["slot 0: unchanged", "slot 1: unchanged"],
     )
-    edit(daemon, '"--token-s", "0.01"', '"--token-s", "0.02"')
+    edit(daemon, '"--token-s", "0.03"', '"--token-s", "0.04"')
     edit(daemon, "probe_interval_s = 0.2", "probe_interval_s = 0.3")
     dry = daemon.cli("reload", "--dry-run")
     assert dry.returncode == 1
-    assert "slot 0: restart\n  arguments: 0.01 becomes 0.02\n" in dry.stdout
+    assert "slot 0: restart\n  arguments: 0.03 becomes 0.04\n" in dry.stdout
     assert "applied at once: supervision.probe_interval_s" in dry.stdout
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
     with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
@@ -194,7 +194,7 @@ def test_an_invalid_configuration_changes_nothing(start: Start) -> None:
 def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> None:
     daemon = start("--token-s", "0.01", more=BRISK)
     daemon.wait_ready(2)
-    edit(daemon, '"--token-s", "0.01"', '"--fail", "vllm: error: unrecognized arguments: --token-s"')
+    edit(daemon, '"--token-s", "0.03"', '"--fail", "vllm: error: unrecognized arguments: --token-s"')
     with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
         done = daemon.cli("reload")
         assert done.returncode == 1
@@ -207,7 +207,7 @@ def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> Non
 
 
 def test_a_configuration_with_slow_instances_is_rolled_back(start: Start) -> None:
-    daemon = start("--token-s", "0.01", more=BRISK)
+    daemon = start("--token-s", "0.03", more=BRISK)
     daemon.wait_ready(2)
     edit(daemon, '"--token-s", "0.01"', '"--token-s", "2.5"')
     done = daemon.cli("reload")

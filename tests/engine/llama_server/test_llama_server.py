@@ -135,7 +135,7 @@ def test_connections_that_it_closes_fail_nothing(start_llama: Start) -> None:
 
 def test_status_shows_its_own_counters(start_llama: Start) -> None:
     daemon = start_llama()
-    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40, pause_s=0.0) as load:
         eventually(lambda: load.tally.completed >= 50, what="answers")
         slots = eventually(
             lambda: [
@@ -152,7 +152,7 @@ def test_status_shows_its_own_counters(start_llama: Start) -> None:
 
 def test_restarts_and_a_kill_under_load_fail_no_request(start_llama: Start) -> None:
     daemon = start_llama()
-    with Load(daemon.url, "tiny", workers=6, max_tokens=60) as load:
+    with Load(daemon.url, "tiny", workers=6, max_tokens=60, pause_s=0.0) as load:
         eventually(lambda: load.tally.completed >= 20, what="answers")
         for slot in (0, 1, 0):
             done = daemon.cli("restart", str(slot))
@@ -184,7 +184,7 @@ def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonPro
         assert 0 < slot["kv_cache_bytes"] < engine_of(slot).memory_info().rss
     verified = json.loads(daemon.cli("verify", "--json").stdout)
     assert [slot["verified"]["problems"] for slot in verified["slots"]] == [[], []]
-    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40, pause_s=0.0) as load:
         eventually(lambda: load.tally.completed >= 10, what="answers")
         for slot_id in (0, 1):
             done = daemon.cli("restart", str(slot_id))
@@ -193,7 +193,7 @@ def test_the_kind_needs_a_models_path_only(start_by_kind: Callable[[], DaemonPro
         before = load.tally.completed
         eventually(lambda: load.tally.completed >= before + 10, what="answers")
     assert load.tally.failures == []
-    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40, pause_s=0.0) as load:
         eventually(lambda: load.tally.completed >= 10, what="answers")
         engine_of(daemon.slot(0)).kill()
         eventually(
@@ -282,7 +282,7 @@ def test_reasoning_has_the_names_of_both_engines(start_llama: Start, tmp_path: P
 
 def test_one_that_hangs_is_found_and_its_requests_go_elsewhere(start_llama: Start) -> None:
     daemon = start_llama()
-    with Load(daemon.url, "tiny", workers=4, max_tokens=40) as load:
+    with Load(daemon.url, "tiny", workers=4, max_tokens=40, pause_s=0.0) as load:
         eventually(lambda: load.tally.completed >= 20, what="answers")
         slot = daemon.slot(1)
         engine_of(slot).send_signal(signal.SIGSTOP)
