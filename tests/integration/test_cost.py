@@ -15,6 +15,7 @@ from launcher.control.client import ControlClient
 from launcher.machine.load import POWERCAP
 
 CONFIG = '[cost]\nhourly = 360\nwatts = "measured"\nprice_per_kwh = 0.3\n'
+COST = "/cost?since=30d"
 
 
 def completion(daemon: DaemonProcess, tokens: int, *, stream: bool) -> None:
@@ -44,7 +45,9 @@ def test_what_was_served_is_what_is_priced(start: Callable[..., DaemonProcess]) 
     daemon.wait_ready(2)
     for stream in (True, True, False):
         completion(daemon, 10, stream=stream)
-    found = eventually(lambda: (report := reported(daemon))["requests"] == 3 and report)
+    eventually(lambda: daemon.get(COST)["requests"] == 3)
+    found = reported(daemon)
+    assert found["requests"] == 3
     assert found["output_tokens"] == 30
     seconds = found["end"] - found["begin"]
     assert found["bill"] == pytest.approx(seconds / 10)
@@ -70,7 +73,8 @@ def test_what_was_served_is_what_is_priced(start: Callable[..., DaemonProcess]) 
     assert daemon.cli("reload").returncode == 0
     found = reported(daemon)
     assert found["rent"] == pytest.approx((found["end"] - found["begin"]) / 5)
-    eventually(lambda: reported(daemon)["utilisation"])  # metered every 5 s
+    eventually(lambda: daemon.get(COST)["utilisation"])  # metered every 5 s
+    assert reported(daemon)["utilisation"]
 
     daemon.end()
     ledger = next(daemon.folder.rglob("usage.db"))

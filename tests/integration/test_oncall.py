@@ -238,7 +238,7 @@ def test_a_file_that_changes_during_a_reload_is_applied_after_it(start: Start) -
         return [b"0.013" in command_line(slot["pid"]) for slot in daemon.wait_ready(2)["slots"]]
 
     eventually(lambda: commands() == [True, True], what="the second configuration in both slots")
-    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, what="the end of the last reload")
+    eventually(lambda: daemon.get("/reload")["stage"] == "done", what="the end of the last reload")
     edit(daemon, "0.013", "0.014")
     told = eventually(lambda: daemon.status()["unapplied"], what="the file that is not applied")
     assert "engine.command differs" in told
@@ -346,10 +346,16 @@ def test_sighup_reloads_and_scale_removes_and_adds_a_slot(start: Start) -> None:
     assert len(daemon.status()["slots"]) == 1
     os.kill(daemon.process.pid, signal.SIGHUP)  # the file still says two
     daemon.wait_ready(2)
-    eventually(lambda: "done" in daemon.cli("reload", "--show").stdout, what="the reload's end")
+    eventually(lambda: daemon.get("/reload")["stage"] == "done", what="the reload's end")
+    assert "done" in daemon.cli("reload", "--show").stdout
     assert daemon.process.poll() is None
     edit(daemon, "[layout]", "[layuot]")
     os.kill(daemon.process.pid, signal.SIGHUP)
-    eventually(lambda: "layuot" in daemon.cli("events", "--audit").stdout, what="a refusal in the audit")
-    assert "got SIGHUP: reload" in daemon.cli("events", "--audit").stdout
+    eventually(
+        lambda: any("layuot" in event["message"] for event in daemon.get("/events")["events"]),
+        what="a refusal in the audit",
+    )
+    shown = daemon.cli("events", "--audit").stdout
+    assert "layuot" in shown
+    assert "got SIGHUP: reload" in shown
     assert daemon.status()["ready"] == 2

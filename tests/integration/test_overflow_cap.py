@@ -115,7 +115,9 @@ def test_sigkill_under_load_holds_the_cap(
         daemon.nothing_left()
     daemon = begin()
     asyncio.run(load(daemon.url, chance, until_refused=True))
-    eventually(lambda: "overflow endpoint cloud: its max_per_day is spent" in daemon.cli("events").stdout)
+    spent_up = "overflow endpoint cloud: its max_per_day is spent"
+    eventually(lambda: any(spent_up in event["message"] for event in daemon.get("/events")["events"]))
+    assert spent_up in daemon.cli("events").stdout
     bill, total = cloud.bill(), charged()
     assert bill.requests > 20 * kills
     assert unstored < total <= cap * PICOS + unstored

@@ -38,7 +38,7 @@ class Tune:
 
     def __init__(self, folder: Path, call_s: float = 0.0) -> None:
         folder.mkdir()
-        self.state, self.log = folder / "state", folder / "calls"
+        self.state, self.log, self.call_s = folder / "state", folder / "calls", call_s
         self.log.touch()
         self.measure = f"{sys.executable} -I -S {SURFACE} {self.log} {call_s}"
 
@@ -121,7 +121,10 @@ def test_kills_change_no_verdict_and_nothing_is_measured_twice(
             # Between the first lines of the journal, within a call, or between two.
             if kill:
                 wanted = before + moments.randrange(1, 4)
-                eventually(lambda n=wanted: process.poll() is not None or len(tune.calls("begin")) >= n)
+                eventually(
+                    lambda n=wanted: process.poll() is not None or len(tune.calls("begin")) >= n,
+                    pause_s=tune.call_s,
+                )
             else:
                 eventually(lambda: list(tune.state.glob("tuning/*/journal.jsonl")))
             time.sleep(moments.uniform(0, 0.12))

@@ -27,17 +27,25 @@ FAKE_ENGINE = Path(__file__).with_name("fake_engine.py")
 
 # Longest wait of a test for an expected event; generous, because other jobs may use the cpus.
 SOON_S = 120.0
+# Between two polls of `eventually`: the first pause, and each as a multiple of the one before.
+FIRST_PAUSE_S = 0.05
+LONGER = 1.2
 
 
-def eventually(check: Callable[[], Any], within_s: float = SOON_S, what: str = "") -> Any:
-    """Polls `check` and returns its first true value; fails the test after `within_s`."""
+def eventually(
+    check: Callable[[], Any], within_s: float = SOON_S, what: str = "", *, pause_s: float = 0.2
+) -> Any:
+    """Polls `check` and returns its first true value; fails the test after `within_s`. `pause_s`: the longest pause between
+    two polls."""
     deadline = time.monotonic() + within_s
+    pause = FIRST_PAUSE_S
     while True:
         value = check()
         if value:
             return value
         assert time.monotonic() < deadline, f"not within {within_s:g} s: {what or check}"
-        time.sleep(0.05)
+        time.sleep(min(pause, pause_s))
+        pause *= LONGER
 
 
 class DaemonProcess:
@@ -90,10 +98,14 @@ class DaemonProcess:
             check=False, capture_output=True, text=True, timeout=timeout,
         )  # fmt: skip
 
+    def get(self, path: str) -> dict[str, Any]:
+        """The answer on the control socket. Raises LauncherError."""
+        return ControlClient(str(self.socket)).get(path)
+
     def status(self) -> dict[str, Any]:
         """The output of `status --json`; {} while the daemon does not answer."""
         try:
-            return ControlClient(str(self.socket)).get("/status")
+            return self.get("/status")
         except LauncherError:
             return {}
 

@@ -11,6 +11,8 @@ from playwright.sync_api import Page, Request
 
 # Longest wait for an element. Pages poll every 2 s.
 SOON_MS: Final = 60_000
+# Between two looks at a page.
+PAUSE_MS: Final = 200
 # The verdict once the page shows data, or says that the daemon does not answer.
 ANSWERED: Final = '#verdict[data-level]:not([data-level="asking"])'
 
@@ -43,7 +45,7 @@ class Visit:
             assert time.monotonic() < deadline, (
                 f"not within {within_s:g} s: {what}; the page: {self.page.inner_text('main')}"
             )
-            self.page.wait_for_timeout(50)
+            self.page.wait_for_timeout(PAUSE_MS)
         return value
 
     def overflow(self) -> list[int]:
