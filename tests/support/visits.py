@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ from playwright.sync_api import Page, Request
 SOON_MS: Final = 60_000
 # Between two looks at a page.
 PAUSE_MS: Final = 200
+MOVING: Final = "document.getAnimations().some(each => each.playState === 'running')"
 # The verdict once the page shows data, or says that the daemon does not answer.
 ANSWERED: Final = '#verdict[data-level]:not([data-level="asking"])'
 
@@ -47,6 +48,12 @@ class Visit:
             )
             self.page.wait_for_timeout(PAUSE_MS)
         return value
+
+    def resize(self, window: Mapping[str, Any]) -> None:
+        """Gives the open page another `viewport` and `color_scheme`. Its scale stays: that is the context's."""
+        self.page.set_viewport_size(window["viewport"])
+        self.page.emulate_media(color_scheme=window["color_scheme"])
+        self.soon(lambda: not self.page.evaluate(MOVING), "that no colour is on its way")
 
     def overflow(self) -> list[int]:
         """Width of the content and of the window, in CSS px."""
