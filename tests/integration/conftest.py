@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from support.daemon_process import DaemonProcess, fake_config
 
 
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
-    """Starts daemons; each is stopped at the end and must leave no process."""
+@contextmanager
+def starting(within: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Starts daemons, each in a folder of its own; each is stopped at the end and must leave no process."""
     running: list[DaemonProcess] = []
 
     def begin(
@@ -22,7 +23,7 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
         environ: dict[str, str] | None = None,
         max_num_seqs: int = 64,
     ) -> DaemonProcess:
-        folder = tmp_path / f"d{len(running)}"
+        folder = within / f"d{len(running)}"
         folder.mkdir()
         daemon = DaemonProcess(
             folder,
@@ -35,3 +36,17 @@ def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
     yield begin
     for daemon in running:
         daemon.end()
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., DaemonProcess]]:
+    """Starts daemons that end with the test."""
+    with starting(tmp_path) as begin:
+        yield begin
+
+
+@pytest.fixture(scope="module")
+def start_shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., DaemonProcess]]:
+    """Starts daemons that end with the module."""
+    with starting(tmp_path_factory.mktemp("s")) as begin:
+        yield begin

@@ -61,14 +61,24 @@ class Fleet(LocalHosts):
         return 0, ""
 
 
-@pytest.fixture
-def fleet(start: Start, tmp_path: Path) -> Fleet:
+def started(start: Start, folder: Path) -> Fleet:
     """Two daemons with two instances each."""
     daemons = {name: start("--token-s", "0.02") for name in NAMES}
-    found = Fleet(daemons, tmp_path)
+    found = Fleet(daemons, folder)
     for daemon in daemons.values():
         daemon.wait_ready(2)
     return found
+
+
+@pytest.fixture
+def fleet(start: Start, tmp_path: Path) -> Fleet:
+    return started(start, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def shared(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Fleet:
+    """Tests may restart its instances, but not its daemons."""
+    return started(start_shared, tmp_path_factory.mktemp("f"))
 
 
 def chat(port: int, key: str = "", tokens: int = 8) -> tuple[int, str]:
@@ -91,26 +101,26 @@ def chat(port: int, key: str = "", tokens: int = 8) -> tuple[int, str]:
         return error.code, ""
 
 
-def test_plan_verify_and_usage_of_two_daemons(fleet: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fleet("plan", "--json") == 0
+def test_plan_verify_and_usage_of_two_daemons(shared: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
+    assert shared("plan", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["differences"] == {}
     assert found["hosts"]["h1"]["instances"] == "2"
-    fleet("verify", "--json")  # its exit code also tells of other programs of this machine
+    shared("verify", "--json")  # its exit code also tells of other programs of this machine
     checked = json.loads(capsys.readouterr().out)["hosts"]
     assert [slot["verified"]["ok"] for name in NAMES for slot in checked[name]] == [True] * 4
     for _ in range(3):
-        assert chat(fleet.daemons["h1"].port)[0] == 200
-    assert chat(fleet.daemons["h2"].port)[0] == 200
+        assert chat(shared.daemons["h1"].port)[0] == 200
+    assert chat(shared.daemons["h2"].port)[0] == 200
 
     def served() -> dict[str, Any]:
-        assert fleet("usage", "--by", "host", "--json") == 0
+        assert shared("usage", "--by", "host", "--json") == 0
         report: dict[str, Any] = json.loads(capsys.readouterr().out)
         return report if report["total"]["requests"] >= 4 else {}
 
     report = eventually(served, what="entered in the ledgers")
     assert {row["name"]: row["completed"] for row in report["rows"]} == {"h1": 3, "h2": 1}
-    own = [json.loads(fleet.daemons[name].cli("usage", "--json").stdout)["total"] for name in NAMES]
+    own = [json.loads(shared.daemons[name].cli("usage", "--json").stdout)["total"] for name in NAMES]
     for figure in ("requests", "completed", "prompt_tokens", "output_tokens"):
         assert report["total"][figure] == sum(each[figure] for each in own)
 
@@ -170,12 +180,12 @@ def test_an_upgrade_that_breaks_the_first_host_spares_the_second(fleet: Fleet) -
     assert fleet.daemons["h1"].status()["ready"] == 2
 
 
-def test_a_reload_of_all_hosts(fleet: Fleet) -> None:
-    for daemon in fleet.daemons.values():
+def test_a_reload_of_all_hosts(shared: Fleet) -> None:
+    for daemon in shared.daemons.values():
         daemon.config.write_text(daemon.config.read_text().replace("max_num_seqs = 64", "max_num_seqs = 32"))
-    assert fleet("upgrade", "--reload") == 0
-    assert not fleet.ran
-    for daemon in fleet.daemons.values():
+    assert shared("upgrade", "--reload") == 0
+    assert not shared.ran
+    for daemon in shared.daemons.values():
         assert json.loads(daemon.cli("reload", "--show", "--json").stdout)["stage"] == "done"
 
 

@@ -235,32 +235,29 @@ def test_a_command_that_always_fails_is_a_result(tmp_path: Path) -> None:
     assert {visit["cause"] for visit in found["visits"]} == {"false: exit code 1"}
 
 
-@pytest.mark.parametrize("more", [(), ("--stop-service",)])
-def test_a_running_daemon_is_never_disturbed(
-    tmp_path: Path, start: Callable[..., DaemonProcess], more: tuple[str, ...]
-) -> None:
+def test_a_running_daemon_is_never_disturbed(tmp_path: Path, start: Callable[..., DaemonProcess]) -> None:
     daemon = start()
     daemon.wait_ready(2)
     tune = Tune(tmp_path / "t")
-    done = run(tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
-    assert done.returncode == 2
-    assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr
-    assert not tune.calls("begin")
-    assert not list(tune.state.glob("tuning/*/journal.jsonl")), "--resume would continue it"
-    assert daemon.status()["ready"] == 2
+    for more in ((), ("--stop-service",)):
+        done = run(tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
+        assert done.returncode == 2, more
+        assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr, more
+        assert not tune.calls("begin"), more
+        assert not list(tune.state.glob("tuning/*/journal.jsonl")), "--resume would continue it"
+        assert daemon.status()["ready"] == 2, more
 
 
 def test_apply_writes_the_winner_and_reloads_the_running_daemon(
     tmp_path: Path, start: Callable[..., DaemonProcess]
 ) -> None:
     """The surface says that the second instance is worth it, on this machine."""
-    daemon = start(instances=1, more="# my own remark\n")
-    daemon.wait_ready(1)
-    daemon.end()
     tune = Tune(tmp_path / "t")
+    free = tmp_path / "free.toml"  # the same models; no daemon behind its socket
+    free.write_text(fake_config(instances=1) + f'[control]\nsocket = "{tmp_path}/none.sock"\n')
     words = (
         "-c",
-        str(daemon.config),
+        str(free),
         "--measure",
         tune.measure,
         "--no-refine",
@@ -271,21 +268,17 @@ def test_apply_writes_the_winner_and_reloads_the_running_daemon(
     done = run(tune.words(*words))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["different"]
+    daemon = start(instances=1, more="# my own remark\n")
+    daemon.wait_ready(1)
     before = daemon.config.read_text()
-    again = DaemonProcess(daemon.folder, fake_config(instances=1, more="# my own remark\n"))
-    try:
-        again.wait_ready(1)
-        before = again.config.read_text()
-        applied = run(tune.words("-c", str(again.config), "--apply", "--json"))
-        assert applied.returncode == 0, applied.stderr
-        found = json.loads(applied.stdout)["applied"]
-        assert (found["reload"], found["in_use"]) == ("done", True)
-        again.wait_ready(2)
-        assert Path(found["kept"]).read_text() == before
-        assert "# my own remark" in again.config.read_text()
-        assert "instances_per_socket = 2" in again.config.read_text()
-    finally:
-        again.end()
+    applied = run(tune.words("-c", str(daemon.config), "--apply", "--json"))
+    assert applied.returncode == 0, applied.stderr
+    found = json.loads(applied.stdout)["applied"]
+    assert (found["reload"], found["in_use"]) == ("done", True)
+    daemon.wait_ready(2)
+    assert Path(found["kept"]).read_text() == before
+    assert "# my own remark" in daemon.config.read_text()
+    assert "instances_per_socket = 2" in daemon.config.read_text()
 
 
 def test_a_budget_without_room_for_a_comparison_is_refused(tmp_path: Path) -> None:
