@@ -209,7 +209,7 @@ def crashes(died: str = DIED) -> tuple[Rule, ...]:
             # The second is Python's faulthandler's: vLLM itself often sees no exit code ("exit code: None").
             rf"(?:{died}-4\b|Fatal Python error: Illegal instruction|Illegal instruction|SIGILL)",
             "the engine used an instruction this CPU does not have",
-            'use a build for this CPU, or dtype = "float32"',
+            'use a build for this CPU (llama.cpp: scripts/build-llama-server) or, with vLLM, dtype = "float32"',
             Retry.NEVER,
         ),
         rule(

@@ -14,7 +14,7 @@ from support.daemon_process import DaemonProcess, eventually
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
 Change = Callable[[bytes], bytes]
-FailToStart = Callable[[Change, str], dict[str, Any]]
+FailToStart = Callable[..., dict[str, Any]]
 
 
 def without_its_end(whole: bytes) -> bytes:
@@ -62,15 +62,23 @@ def test_the_cause_of_a_failed_start_is_named(
     assert any(proof in line for line in found["evidence"]), found
 
 
+def test_a_build_for_another_cpu_is_named(fail_to_start: FailToStart) -> None:
+    """The signal that its first unknown instruction raises."""
+    found = fail_to_start(bytes, "", first="case $* in *--version*) ;; *) kill -ILL $$ ;; esac")
+    assert (found["name"], found["evidence"]) == ("missing-instruction-set", [])
+    assert "scripts/build-llama-server" in found["remedy"]
+
+
 @pytest.fixture
 def fail_to_start(llama_server: str, gguf: Path, tmp_path: Path) -> Iterator[FailToStart]:
-    """The cause that a daemon gives for the end of its instance, with a changed model and `more` of configuration."""
+    """The cause that a daemon gives for the end of its instance, with a changed model and `more` of configuration; `first`:
+    a line of shell before the program."""
     program, model = tmp_path / "llama-server", tmp_path / "changed.gguf"
-    program.write_text(f'#!/bin/sh\nulimit -v 2500000\nexec {shlex.quote(llama_server)} "$@"\n')
-    program.chmod(0o755)
     running: list[DaemonProcess] = []
 
-    def start(change: Change, more: str) -> dict[str, Any]:
+    def start(change: Change, more: str, first: str = "ulimit -v 2500000") -> dict[str, Any]:
+        program.write_text(f'#!/bin/sh\n{first}\nexec {shlex.quote(llama_server)} "$@"\n')
+        program.chmod(0o755)
         model.write_bytes(change(gguf.read_bytes()))
         text = f"""
 [layout]
