@@ -17,7 +17,7 @@ python=$venv/bin/python
 step() { printf '\\n==> %s\\n' "$*"; }
 install_packages() { :; }
 fetch_prometheus() { :; }
-install_launcher() { :; }
+install_launcher() { echo "$*" >"$root/extras"; }
 """
 # A lane's pytest: waits for a file where it is told to, says its name, and fails where it is told to.
 PYTHON = """#!/usr/bin/env bash
@@ -25,6 +25,7 @@ PYTHON = """#!/usr/bin/env bash
 [[ $* != *--collect-only* ]] || {{ echo "compiled" >>"$NOTES"; mkdir -p tests/__pycache__; exit 2; }}
 words="$*" name=${{words##*/}} name=${{name%%.xml*}}
 echo "begin $name" >>"$NOTES"
+echo "$words" >>"$NOTES.words"
 if [[ $name == "$WAITS" ]]; then until grep -qs "begin $FOR" "$NOTES"; do sleep 0.05; done; fi
 echo "<testsuites><testcase classname='a' name='$name'/></testsuites>" >"${{words##* }}"
 echo "pytest of $name"
@@ -128,3 +129,17 @@ def test_tests_of_a_fresh_checkout_are_compiled_once_before_workers_import_them(
 def test_lanes_without_workers_do_not_wait_for_compiled_tests(checkout: Path) -> None:
     assert run(checkout, "lint", "types", "smoke").returncode == 0
     assert (checkout / "notes").read_text().split() == ["begin", "smoke"]
+
+
+def test_real_engines_of_the_gate_are_installed_with_it_and_run_in_no_other_lane(checkout: Path) -> None:
+    done = run(checkout, "smoke", "engine")
+    assert done.returncode == 0, done.stdout + done.stderr
+    smoke, *others = (line.split() for line in (checkout / "notes.words").read_text().splitlines())
+    files = [word for word in smoke if word.startswith("tests/")]
+    assert all((ROOT / file).is_file() for file in files)
+    assert len(files) == len(others) == 2
+    for words in others:
+        assert {f"--ignore={file}" for file in files} <= {*words}
+    for lane, wheel in (("smoke", True), ("engine", True), ("types", False)):
+        run(checkout, lane)
+        assert ("llama-cpp" in (checkout / "extras").read_text().split()) is wheel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +125,9 @@ def test_a_command_template_is_refused() -> None:
 
 
 def test_the_program_and_its_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the wheel is not installed."""
+    without = [path for path in sys.path if not any(Path(path).glob("xllamacpp-*.dist-info"))]
+    monkeypatch.setattr(sys, "path", without)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     with pytest.raises(
         LauncherError, match=r"cannot find llama\.cpp's server: no command 'llama-server'"
