@@ -9,6 +9,7 @@ import inspect
 import os
 import signal
 import time
+import ssl
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -121,6 +122,34 @@ def _machine_unused(_own_folders: None) -> Iterator[None]:
     """Fails a test during which it, or a process that it or its fixtures started, used the machine's folders."""
     yield
     notes = os.environ.get("NUMA_LAUNCHER_TEST_GUARD_NOTES")
+# Tests that install or download, by their paths here.
+ONLINE = ("clients", "engine", "fleet_hosts", "vm", "integration/test_install.py")
+
+
+@pytest.fixture(scope="session")
+def _authority(tmp_path_factory: pytest.TempPathFactory) -> Path | None:
+    """A file with the first of the system's certificates. None where OpenSSL has no file of them: it reads a file at once,
+    but looks into a folder only when it needs a certificate."""
+    file = ssl.get_default_verify_paths().cafile
+    if file is None:
+        return None
+    first, end, _ = Path(file).read_text().partition("-----END CERTIFICATE-----\n")
+    found = tmp_path_factory.mktemp("authority") / "first.pem"
+    found.write_text(first + end)
+    return found
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_authority(request: pytest.FixtureRequest, _authority: Path | None) -> Iterator[None]:
+    """aiohttp reads the system's 140 certificates when it is imported, in 0.05 s of CPU time. Some hundred processes of
+    tests import it: they read one. An empty file would not do: httpx refuses it."""
+    tests = Path(__file__).parent
+    with pytest.MonkeyPatch.context() as patch:
+        if _authority and not any(request.path.is_relative_to(tests / place) for place in ONLINE):
+            patch.setenv("SSL_CERT_FILE", str(_authority))
+        yield
+
+
     if notes and Path(notes).stat().st_size:
         told = Path(notes).read_text()
         os.truncate(notes, 0)
