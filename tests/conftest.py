@@ -3,39 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import importlib.util
 import inspect
 import os
 import signal
-import time
 import ssl
+import time
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
-import hypothesis
 import psutil
 import pytest
-from hypothesis.internal.conjecture import providers
 from support import tools
 from support.examples import examples
 
 # New examples are drawn by `scripts/test fuzz` alone: elsewhere a failure is the change's.
 DRAWS = "NUMA_LAUNCHER_TEST_FUZZ" in os.environ
-# The speed of drawing examples depends on the machine, not on the code.
-hypothesis.settings.register_profile(
-    "any machine",
-    deadline=None,
-    max_examples=examples(100),
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-    derandomize=not DRAWS,
-)
-hypothesis.settings.load_profile("any machine")
-# Among the examples are constants of the modules that a process has imported so far: others in each worker, and in a run of
-# one test. Finding them parses all sources, too.
-assert hasattr(providers, "is_local_module_file")
-if not DRAWS:
-    providers.is_local_module_file = lambda _path: False
+
+PROFILE = "any machine"
+
+
+def pytest_pycollect_makemodule(module_path: Path) -> None:
+    """Sets up Hypothesis before the first module that uses it: lanes without one save its import, half a second each."""
+    if b"hypothesis" in module_path.read_bytes():
+        _set_up_hypothesis()
+
+
+@functools.cache
+def _set_up_hypothesis() -> None:
+    import hypothesis  # noqa: PLC0415  heavy
+    from hypothesis.internal.conjecture import providers  # noqa: PLC0415
+
+    # The speed of drawing examples depends on the machine, not on the code.
+    hypothesis.settings.register_profile(
+        PROFILE,
+        deadline=None,
+        max_examples=examples(100),
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+        derandomize=not DRAWS,
+    )
+    hypothesis.settings.load_profile(PROFILE)
+    # Among the examples are constants of the modules that a process has imported so far: others in each worker, and in a run
+    # of one test. Finding them parses all sources, too.
+    assert hasattr(providers, "is_local_module_file")
+    if not DRAWS:
+        providers.is_local_module_file = lambda _path: False
+
 
 # Shells start background jobs with these signals ignored, nohup with the first; children of tests would inherit that.
 for _name in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
@@ -50,7 +65,11 @@ gc.set_threshold(50_000, 20, 20)
 LEAVE_S = 60.0
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
+    draws = any(item.get_closest_marker("hypothesis") for item in session.items)
+    assert not draws or _set_up_hypothesis.cache_info().currsize, (
+        "a test uses Hypothesis, whose module does not name it"
+    )
     gc.collect()
     gc.freeze()
 
@@ -103,25 +122,6 @@ def _own_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
-def _watch(patch: pytest.MonkeyPatch, notes: Path) -> None:
-    """Has this process and those that it starts note their uses of the machine's folders."""
-    folders = (*SERVICE, *(str(tools.HOME / name) for name in OF_USER))
-    notes.touch()
-    notes.chmod(0o666)  # processes of other users, too
-    patch.setenv("NUMA_LAUNCHER_TEST_GUARDED", ":".join(folders))
-    patch.setenv("NUMA_LAUNCHER_TEST_GUARD_NOTES", str(notes))
-    patch.setenv("PYTHONPATH", str(GUARD.parent), prepend=os.pathsep)
-    spec = importlib.util.spec_from_file_location("guard", GUARD)
-    assert spec is not None
-    assert spec.loader is not None
-    spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-@pytest.fixture(autouse=True)
-def _machine_unused(_own_folders: None) -> Iterator[None]:
-    """Fails a test during which it, or a process that it or its fixtures started, used the machine's folders."""
-    yield
-    notes = os.environ.get("NUMA_LAUNCHER_TEST_GUARD_NOTES")
 # Tests that install or download, by their paths here.
 ONLINE = ("clients", "engine", "fleet_hosts", "vm", "integration/test_install.py")
 
@@ -150,6 +150,25 @@ def _one_authority(request: pytest.FixtureRequest, _authority: Path | None) -> I
         yield
 
 
+def _watch(patch: pytest.MonkeyPatch, notes: Path) -> None:
+    """Has this process and those that it starts note their uses of the machine's folders."""
+    folders = (*SERVICE, *(str(tools.HOME / name) for name in OF_USER))
+    notes.touch()
+    notes.chmod(0o666)  # processes of other users, too
+    patch.setenv("NUMA_LAUNCHER_TEST_GUARDED", ":".join(folders))
+    patch.setenv("NUMA_LAUNCHER_TEST_GUARD_NOTES", str(notes))
+    patch.setenv("PYTHONPATH", str(GUARD.parent), prepend=os.pathsep)
+    spec = importlib.util.spec_from_file_location("guard", GUARD)
+    assert spec is not None
+    assert spec.loader is not None
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+@pytest.fixture(autouse=True)
+def _machine_unused(_own_folders: None) -> Iterator[None]:
+    """Fails a test during which it, or a process that it or its fixtures started, used the machine's folders."""
+    yield
+    notes = os.environ.get("NUMA_LAUNCHER_TEST_GUARD_NOTES")
     if notes and Path(notes).stat().st_size:
         told = Path(notes).read_text()
         os.truncate(notes, 0)

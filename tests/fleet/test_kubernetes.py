@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -82,10 +81,14 @@ def container() -> dict[str, Any]:
 )
 def test_the_schemas_of_kubernetes_take_it(document: dict[str, Any], release: str) -> None:
     """Strict: an unknown field fails."""
+    import kubernetes_validate  # noqa: PLC0415  heavy
+
     kubernetes_validate.validate(document, release, strict=True)
 
 
 def test_a_misspelt_field_is_found() -> None:
+    import kubernetes_validate  # noqa: PLC0415  heavy
+
     document = of("DaemonSet")
     document["spec"]["template"]["spec"]["terminationGracePeriod"] = 1
     with pytest.raises(kubernetes_validate.ValidationError):
