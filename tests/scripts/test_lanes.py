@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -24,8 +25,8 @@ PYTHON = """#!/usr/bin/env bash
 [[ $1 != scripts/lane_report.py ]] || exec {python} "$@"
 [[ $* != *--collect-only* ]] || {{ echo "compiled" >>"$NOTES"; mkdir -p tests/__pycache__; exit 2; }}
 words="$*" name=${{words##*/}} name=${{name%%.xml*}}
+echo "$words" >>"$NOTES.$name"
 echo "begin $name" >>"$NOTES"
-echo "$words" >>"$NOTES.words"
 if [[ $name == "$WAITS" ]]; then until grep -qs "begin $FOR" "$NOTES"; do sleep 0.05; done; fi
 echo "<testsuites><testcase classname='a' name='$name'/></testsuites>" >"${{words##* }}"
 echo "pytest of $name"
@@ -131,15 +132,45 @@ def test_lanes_without_workers_do_not_wait_for_compiled_tests(checkout: Path) ->
     assert (checkout / "notes").read_text().split() == ["begin", "smoke"]
 
 
+def words_of(checkout: Path, lane: str) -> list[str]:
+    """The arguments of a lane's pytest."""
+    return (checkout / f"notes.{lane}").read_text().split()
+
+
+def test_a_lane_has_one_worker_less_while_another_runs_beside_it(checkout: Path) -> None:
+    for lanes, workers in ((("unit",), "4"), (("unit", "browser"), "3")):
+        done = run(checkout, *lanes, WAITS="browser", FOR="unit")
+        assert done.returncode == 0, done.stdout + done.stderr
+        words = words_of(checkout, "unit")
+        assert words[words.index("-n") + 1] == workers
+        (checkout / "notes").unlink()
+        (checkout / "notes.unit").unlink()
+
+
+def test_integration_begins_with_the_files_that_take_long(checkout: Path) -> None:
+    folder = checkout / "tests" / "integration"
+    folder.mkdir(parents=True)
+    for name in ("audit", "chaos", "fleet", "tune"):
+        (folder / f"test_{name}.py").touch()
+    assert run(checkout, "integration").returncode == 0
+    words = words_of(checkout, "integration")
+    listed = re.search(r"LONG_FILES=\(([^)]*)\)", (ROOT / "scripts" / "test").read_text())
+    assert listed
+    first = [f"{name}.py" for name in listed[1].split()]
+    assert "--no-loadscope-reorder" in words
+    files = [word.removeprefix("tests/integration/test_") for word in words if word.endswith(".py")]
+    assert files == [*first, "audit.py"]
+    assert all((ROOT / "tests" / "integration" / f"test_{name}").exists() for name in first)
+
+
 def test_real_engines_of_the_gate_are_installed_with_it_and_run_in_no_other_lane(checkout: Path) -> None:
     done = run(checkout, "smoke", "engine")
     assert done.returncode == 0, done.stdout + done.stderr
-    smoke, *others = (line.split() for line in (checkout / "notes.words").read_text().splitlines())
-    files = [word for word in smoke if word.startswith("tests/")]
+    files = [word for word in words_of(checkout, "smoke") if word.startswith("tests/")]
+    assert len(files) == 2
     assert all((ROOT / file).is_file() for file in files)
-    assert len(files) == len(others) == 2
-    for words in others:
-        assert {f"--ignore={file}" for file in files} <= {*words}
+    for lane in ("engine-starts", "engine"):
+        assert {f"--ignore={file}" for file in files} <= {*words_of(checkout, lane)}
     for lane, wheel in (("smoke", True), ("engine", True), ("types", False)):
         run(checkout, lane)
         assert ("llama-cpp" in (checkout / "extras").read_text().split()) is wheel
