@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from io import SEEK_END
+from itertools import pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO, Final
@@ -23,13 +25,14 @@ _SCALARS: Final = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?
 _STRING: Final = 8
 _MATRIX: Final = 2
 _ARRAY: Final = 9
-# Elements and bytes of one block, by tensor type (ggml/src/ggml-common.h, gguf-py/gguf/constants.py).
+# Elements and bytes of one block, by tensor type (ggml/src/ggml-common.h, gguf-py/gguf/constants.py). Without 42, Q2_0: 64
+# elements in llama.cpp, 128 in forks that write the same number.
 _BLOCKS: Final = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 36),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
     23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2),
-    34: (256, 54), 35: (256, 66), 39: (32, 17),
+    34: (256, 54), 35: (256, 66), 39: (32, 17), 40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 # Types of matrices that llama.cpp reorders for a CPU with AVX2 where their rows are a multiple of 8 (ggml/src/ggml-cpu/
 # repack.cpp): Q4_0, Q4_K, IQ4_NL, MXFP4. Seen with build 11549, which leaves Q2_K to Q8_0 beside them as they are.
@@ -37,6 +40,10 @@ _REPACKED: Final = frozenset({2, 12, 20, 39})
 _REPACKED_ROWS: Final = 8
 # Limit of the header's size: a vocabulary of a million words takes about 30 MB.
 _MAX_HEADER_BYTES: Final = 512 * 1024**2
+# Arrays within arrays: llama.cpp takes none (ggml/src/gguf.cpp).
+_MAX_NESTING: Final = 16
+# GGUF_DEFAULT_ALIGNMENT (ggml/include/gguf.h).
+_ALIGNMENT: Final = 32
 # GGUF's name -> config.json's name.
 _KEYS: Final = {
     "block_count": "num_hidden_layers", "attention.head_count": "num_attention_heads",
@@ -68,6 +75,8 @@ class Gguf(Struct, frozen=True):
     tensors: tuple[Tensor, ...]
     repacked: frozenset[str] = frozenset()
     """Names of the matrices that llama.cpp holds in an order of its own, for a CPU with AVX2."""
+    unknown_types: frozenset[int] = frozenset()
+    """Types of tensors whose size is taken from the places of their data in the file."""
 
     @property
     def describes_text(self) -> bool:
@@ -101,6 +110,12 @@ class Gguf(Struct, frozen=True):
         return self.metadata.get("general.architecture") in _WITHOUT_CACHE
 
     @property
+    def keeps_latent(self) -> bool:
+        """llama.cpp keeps one latent of a token (src/llama-hparams.cpp, is_mla), and no V beside it (src/llama-kv-cache.cpp,
+        has_v)."""
+        return bool(self.number("attention.key_length_mla") and self.number("attention.value_length_mla"))
+
+    @property
     def recurrent_widths(self) -> tuple[int, int]:
         """The widths of a recurrent layer and of its convolution; zeros without."""
         inner, state = self.number("ssm.inner_size") or 0, self.number("ssm.state_size") or 0
@@ -126,14 +141,14 @@ class Gguf(Struct, frozen=True):
         return (max((kernel or 0) - 1, 0) * convolution + state * inner) * _STATE_ELEMENT_BYTES
 
     def as_config(self) -> dict[str, Any]:
-        """The metadata under config.json's keys."""
+        """The metadata under config.json's keys. Raises ValueError for a list without values."""
         architecture = str(self.metadata.get("general.architecture", ""))
         kind = _MODEL_TYPES.get(architecture, architecture)
         config: dict[str, Any] = {"model_type": kind, "architectures": [architecture or None]}
         for ours, theirs in _KEYS.items():
             value = self.metadata.get(f"{architecture}.{ours}")
             if value is not None:
-                config[theirs] = max(value) if isinstance(value, list) else value
+                config[theirs] = _largest(f"{architecture}.{ours}", value)
         words = self.metadata.get(f"{architecture}.vocab_size") or self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(words, int):
             config["vocab_size"] = words
@@ -158,11 +173,22 @@ def _layers(tensors: Iterable[Tensor], form: re.Pattern[str]) -> frozenset[int]:
     return frozenset(int(match["layer"]) for tensor in tensors if (match := form.fullmatch(tensor.name)))
 
 
+def _largest(key: str, value: Any) -> Any:
+    """Of a list, one value for each layer, the largest."""
+    if not isinstance(value, list):
+        return value
+    if not value:
+        raise ValueError(f"{key} is a list without values")
+    return max(value)
+
+
 def read_gguf(file: Path) -> Gguf:
-    """The header of one file. Raises ValueError for another format or a truncated file."""
+    """The header of one file. Raises OSError; ValueError for another format or a truncated file."""
     with open_model_file(file) as stream:
         try:
-            return _read(_Reader(stream), file.name)
+            file_bytes = stream.seek(0, SEEK_END)
+            stream.seek(0)
+            return _read(_Reader(stream), file.name, file_bytes)
         except (struct.error, EOFError, UnicodeDecodeError) as error:
             raise ValueError(f"{file.name} ends within its header, or is corrupt: {error}") from error
 
@@ -171,6 +197,11 @@ class _Reader:
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
         self._left = _MAX_HEADER_BYTES
+
+    @property
+    def position(self) -> int:
+        """Bytes that are read."""
+        return _MAX_HEADER_BYTES - self._left
 
     def take(self, count: int) -> bytes:
         self._left -= count
@@ -188,27 +219,46 @@ class _Reader:
     def text(self) -> str:
         return self.take(self.number("Q")).decode()
 
+    def raw_text(self) -> bytes:
+        """llama.cpp reads texts as bytes: a token of a vocabulary may be a part of a character."""
+        return self.take(self.number("Q"))
+
     def value(self, kind: int) -> Any:
         if kind == _STRING:
-            return self.text()
+            return self.raw_text().decode(errors="replace")
         if kind == _ARRAY:
-            its, count = self.number("I"), self.number("Q")
-            if its in _SCALARS:
-                size = struct.calcsize(_SCALARS[its])
-                raw = self.take(size * count)
-                return [value for (value,) in struct.iter_unpack(f"<{_SCALARS[its]}", raw)]
-            read: Callable[[], Any] = self.text if its == _STRING else lambda: self.value(_ARRAY)
-            if its not in {_STRING, _ARRAY}:
-                raise EOFError(f"unknown array type {its}")
-            for _ in range(count):
-                read()
-            return count
+            return self._array(1)
         if kind not in _SCALARS:
             raise EOFError(f"unknown value type {kind}")
         return self.number(_SCALARS[kind])
 
+    def _array(self, depth: int) -> Any:
+        its, count = self.number("I"), self.number("Q")
+        if its in _SCALARS:
+            raw = self.take(struct.calcsize(_SCALARS[its]) * count)
+            return [value for (value,) in struct.iter_unpack(f"<{_SCALARS[its]}", raw)]
+        if its not in {_STRING, _ARRAY}:
+            raise EOFError(f"unknown array type {its}")
+        if depth > _MAX_NESTING:
+            raise EOFError(f"more than {_MAX_NESTING} arrays within each other")
+        skip: Callable[[], Any] = self.raw_text if its == _STRING else lambda: self._array(depth + 1)
+        for _ in range(count):
+            skip()
+        return count
 
-def _read(reader: _Reader, name: str) -> Gguf:
+
+class _Entry(Struct, frozen=True):
+    """A tensor as the header lists it."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: int
+    """The number of its type."""
+    offset: int
+    """Of its data, from the begin of the first tensor's."""
+
+
+def _read(reader: _Reader, name: str, file_bytes: int) -> Gguf:
     if reader.take(4) != _MAGIC:
         raise ValueError(f"{name} is not a GGUF file")
     version = reader.number("I")
@@ -219,24 +269,49 @@ def _read(reader: _Reader, name: str) -> Gguf:
     for _ in range(pairs):
         key = reader.text()
         metadata[key] = reader.value(reader.number("I"))
-    found = [_tensor(reader, name) for _ in range(tensors)]
+    entries = [_entry(reader) for _ in range(tensors)]
+    found = _sized(entries, name, _begin_of_data(reader.position, metadata), file_bytes)
     repacked = frozenset(
-        its.name for its, kind in found
-        if kind in _REPACKED and its.rows and its.rows % _REPACKED_ROWS == 0
+        its.name for its, entry in zip(found, entries, strict=True)
+        if entry.kind in _REPACKED and its.rows and its.rows % _REPACKED_ROWS == 0
     )  # fmt: skip
-    return Gguf(metadata, tuple(its for its, _ in found), repacked)
+    unknown = frozenset(entry.kind for entry in entries if entry.kind not in _BLOCKS)
+    return Gguf(metadata, found, repacked, unknown)
 
 
-def _tensor(reader: _Reader, file: str) -> tuple[Tensor, int]:
-    """With the number of its type."""
+def _entry(reader: _Reader) -> _Entry:
     name = reader.text()
-    shape = [reader.number("Q") for _ in range(reader.number("I"))]
-    kind = reader.number("I")
-    reader.number("Q")  # where its data begins
-    if kind not in _BLOCKS:
-        raise ValueError(f"{file}: tensor {name!r} has the unknown type {kind}")
-    elements, (per_block, block_bytes) = prod(shape), _BLOCKS[kind]
-    # Shapes begin with the shortest stride.
-    rows = shape[-1] if len(shape) == _MATRIX else 0
-    stored = elements // per_block * block_bytes
-    return Tensor(name, elements, stored, len(shape), floating=False, rows=rows), kind
+    shape = tuple(reader.number("Q") for _ in range(reader.number("I")))
+    return _Entry(name, shape, kind=reader.number("I"), offset=reader.number("Q"))
+
+
+def _begin_of_data(position: int, metadata: dict[str, Any]) -> int:
+    given = metadata.get("general.alignment")
+    alignment = given if isinstance(given, int) and given > 0 else _ALIGNMENT
+    return -(-position // alignment) * alignment
+
+
+def _sized(entries: Sequence[_Entry], file: str, begin: int, file_bytes: int) -> tuple[Tensor, ...]:
+    """The tensors with their sizes; of a type that is not known, all bytes up to the next tensor or the end of the file.
+
+    Raises ValueError for a file that ends before the data of a tensor (src/llama-model-loader.cpp: "data is not within the
+    file bounds")."""
+    places = sorted({entry.offset for entry in entries})
+    following = dict(pairwise([*places, max(0, file_bytes - begin)]))
+    found, last = [], 0
+    for entry in entries:
+        elements = prod(entry.shape)
+        if entry.kind in _BLOCKS:
+            per_block, block_bytes = _BLOCKS[entry.kind]
+            stored = elements // per_block * block_bytes
+        else:
+            stored = max(0, following[entry.offset] - entry.offset)
+        # Shapes begin with the shortest stride.
+        rows = entry.shape[-1] if len(entry.shape) == _MATRIX else 0
+        found.append(Tensor(entry.name, elements, stored, len(entry.shape), floating=False, rows=rows))
+        last = max(last, begin + entry.offset + stored)
+    if file_bytes < last:
+        raise ValueError(
+            f"{file} has {file_bytes} of {last} bytes: it is truncated, copy or download it again"
+        )
+    return tuple(found)

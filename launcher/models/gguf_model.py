@@ -63,19 +63,19 @@ def read_gguf_profile(path: str) -> ModelProfile:
     try:
         headers = [read_gguf(file) for file in files]
         weights = gguf_weights(list(files), headers)
+        if headers[0].describes_text:
+            return _profile(headers, weights)
     except OSError as error:
         raise away(path, error, _REMEDY) from error
     except ValueError as error:
         raise LauncherError(
             f"cannot read model {path!r}: {error}", f"download the model again; {_REMEDY}"
         ) from error
-    if not headers[0].describes_text:
-        kind = headers[0].metadata.get("general.architecture")
-        raise LauncherError(
-            f"cannot read model {path!r}: {files[0].name} describes no language model (general.architecture = {kind!r})",
-            f"{_REMEDY}; an encoder (mmproj) or adapter goes into engine.args",
-        )
-    return _profile(headers, weights)
+    kind = headers[0].metadata.get("general.architecture")
+    raise LauncherError(
+        f"cannot read model {path!r}: {files[0].name} describes no language model (general.architecture = {kind!r})",
+        f"{_REMEDY}; an encoder (mmproj) or adapter goes into engine.args",
+    )
 
 
 _EMBEDDING: Final = "token_embd.weight"
@@ -89,6 +89,9 @@ def _profile(headers: Sequence[Gguf], weights: Weights) -> ModelProfile:
     tensors = [tensor for each in headers for tensor in each.tensors]
     recurrent = recurrent_layers(tensors)
     projections = weights.projections
+    if not header.keeps_latent and config.pop("kv_lora_rank", None) is not None:
+        # A conversion of before latents were kept: keys and values of all heads. V is counted as wide as K.
+        config["model_type"] = config["architectures"][0]
     if recurrent:
         attention = attention_layers(tensors, header.of_architecture("attention.head_count_kv"))
         # The class of that name may compute other kinds of layers than these tensors are.
@@ -114,6 +117,7 @@ def _profile(headers: Sequence[Gguf], weights: Weights) -> ModelProfile:
         splits_inputs=header.splits_inputs, computed_whole=header.computed_whole,
         output_copy_bytes=_output_copy(headers),
         recurrent_widths=header.recurrent_widths if recurrent else (0, 0),
+        unknown_types=tuple(sorted({kind for each in headers for kind in each.unknown_types})),
     )  # fmt: skip
 
 

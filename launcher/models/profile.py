@@ -66,6 +66,8 @@ class AddedFiles(Struct, frozen=True):
     """KV cache of one token of a draft model, in 16 bits."""
     unknown: tuple[str, ...] = ()
     """Options whose file is not here, or not a file of this host."""
+    encoder: bool = False
+    """One of them is an encoder of pictures or sound, which computes in buffers of its own."""
 
 
 NO_ADDED_FILES: Final = AddedFiles()
@@ -123,6 +125,8 @@ class ModelProfile(Struct, frozen=True):
     """An embedding is made from the last token, so that an input may be computed in parts."""
     computed_whole: bool = False
     """An encoder, of which llama.cpp keeps no KV cache: each input is computed in one piece."""
+    unknown_types: tuple[int, ...] = ()
+    """Types of a GGUF file's tensors whose size is taken from the places of their data in the file."""
     added: AddedFiles = NO_ADDED_FILES
     file_bytes: int = 0
     """The largest weight file."""

@@ -51,6 +51,77 @@ def test_an_encoder_has_no_output(tmp_path: Path) -> None:
     assert read_gguf_profile(str(file)).output_copy_bytes == 0
 
 
+@pytest.mark.parametrize(("kind", "stored"), [(40, 36), (41, 9)])
+def test_four_bits_and_one_bit(kind: int, stored: int, tmp_path: Path) -> None:
+    """NVFP4: 36 bytes for 64 elements; Q1_0: 18 for 128."""
+    file = write_gguf(
+        tmp_path / "m.gguf", ("token_embd.weight", (256, 2), kind), ("output_norm.weight", (256,), 0)
+    )
+    profile = read_gguf_profile(str(file))
+    assert (profile.weights_bytes, profile.unknown_types) == (512 // 64 * stored + 1024, ())
+
+
+def test_tensors_of_a_type_that_is_not_known_have_the_size_of_their_data(tmp_path: Path) -> None:
+    """Here a byte for each element: up to the next tensor, which begins at a multiple of 32, and up to the end."""
+    shapes = (("a", (100,), 99), ("b", (64,), 0), ("c", (50,), 77))
+    profile = read_gguf_profile(str(write_gguf(tmp_path / "m.gguf", *shapes)))
+    assert (profile.weights_bytes, profile.unknown_types) == (128 + 256 + 50, (77, 99))
+
+
+@pytest.mark.parametrize("part", [0, 1])
+def test_a_part_that_is_cut_is_refused(tmp_path: Path, part: int) -> None:
+    files = [write_gguf(tmp_path / name, (f"blk.{name}.w", (32, 2), 0)) for name in PARTS]
+    whole = files[part].read_bytes()
+    assert read_gguf_profile(str(files[0])).weights_bytes == 2 * 256
+    files[part].write_bytes(whole[:-1])
+    why = f"{PARTS[part]} has {len(whole) - 1} of {len(whole)} bytes: it is truncated"
+    with pytest.raises(LauncherError, match=why) as refused:
+        read_gguf_profile(str(files[0]))
+    assert refused.value.remedy.startswith("download the model again")
+
+
+def test_texts_that_nobody_reads_may_be_any_bytes(tmp_path: Path) -> None:
+    """A token may be a part of a character."""
+    tokens = struct.pack("<IQ", 8, 2) + struct.pack("<Q", 1) + b"\xff" + text("b")
+    extra = (
+        entry("general.name", 8, struct.pack("<Q", 1) + b"\xff"),
+        entry("tokenizer.ggml.merges", 9, tokens),
+    )
+    file = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0), extra=extra)
+    assert read_gguf_profile(str(file)).tokenizer_entries == 4
+
+
+def test_a_list_without_values_is_damage(tmp_path: Path) -> None:
+    entries = numbers(
+        "llama", block_count=2, embedding_length=256, attention__head_count=4, attention__head_count_kv=[]
+    )
+    file = write_gguf(tmp_path / "m.gguf", ("blk.0.w", (32, 2), 0), entries=entries)
+    with pytest.raises(LauncherError, match=r"llama\.attention\.head_count_kv is a list without values"):
+        read_gguf_profile(str(file))
+
+
+@pytest.mark.parametrize(
+    ("more", "latent", "token"),
+    [
+        ({"attention__key_length": 576, "attention__key_length_mla": 192, "attention__value_length_mla": 128,
+          "attention__head_count_kv": 1}, True, 2 * 576 * 2),
+        # Converted before llama.cpp kept latents: keys and values of all heads.
+        ({"attention__key_length": 192, "attention__value_length": 128, "attention__head_count_kv": 16}, False,
+         2 * 16 * 2 * 192 * 2),
+    ],
+)  # fmt: skip
+def test_a_latent_is_kept_where_the_file_has_its_projections(
+    more: dict[str, int | list[int]], latent: bool, token: int, tmp_path: Path
+) -> None:
+    entries = numbers(
+        "deepseek2", block_count=2, embedding_length=2048, context_length=4096, attention__head_count=16,
+        attention__kv_lora_rank=512, rope__dimension_count=64, **more,
+    )  # fmt: skip
+    tensors = [(f"blk.{layer}.attn_kv_a_mqa.weight", (2048, 576), 1) for layer in range(2)]
+    profile = read_gguf_profile(str(write_gguf(tmp_path / "m.gguf", *tensors, entries=entries)))
+    assert (profile.mla, profile.kv_bytes_per_token) == (latent, token)
+
+
 def test_all_parts_of_a_split_model_count(tmp_path: Path) -> None:
     write_gguf(tmp_path / PARTS[0], ("blk.0.w", (32, 2), 0))
     write_gguf(

@@ -199,7 +199,10 @@ def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 99, b""), "unknown value type 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 9, struct.pack("<IQ", 99, 1)), "unknown array type 99"),
         (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"\xff", "corrupt"),
-        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<IIQ", 0, 77, 0), "unknown type 77"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + entry("a", 9, struct.pack("<IQ", 9, 1) * 3000), "16 arrays within"),
+        # Data that the file does not have: of float32, and of a type that is not known.
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<IIQ", 0, 0, 32), "49 of 100 bytes: it is trunc"),
+        (b"GGUF" + struct.pack("<IQQ", 3, 1, 0) + text("w") + struct.pack("<IIQ", 0, 77, 32), "49 of 96 bytes: it is trunc"),
     ],
 )  # fmt: skip
 def test_broken_gguf(raw: bytes, why: str, tmp_path: Path) -> None:

@@ -17,6 +17,10 @@ from launcher.base.errors import LauncherError
 from launcher.engines import options
 from launcher.plan.plan import Finding, Rule, Subject, warning
 
+DEFAULT_BATCH: Final = 2048
+"""--batch-size: tokens of one step (common/common.h)."""
+DEFAULT_UBATCH: Final = 512
+"""--ubatch-size: tokens that are computed together (common/common.h)."""
 _LLAMA_SERVER: Final = "llama-server"
 _PARALLEL_ENV: Final = "LLAMA_ARG_N_PARALLEL"
 # Other names of options that the launcher passes or reads, to the one used here.
@@ -157,6 +161,13 @@ def ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     return _has(arguments, env, "--rerank", "LLAMA_ARG_RERANKING")
 
 
+def pooling_of(arguments: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """The pooling that the server is told; scores have one of their own."""
+    if ranks(arguments, env):
+        return "rank"
+    return value_of(arguments, "--pooling") or env.get("LLAMA_ARG_POOLING")
+
+
 def _has(arguments: Sequence[str], env: Mapping[str, str], option: str, variable: str) -> bool:
     # The values that common/arg.cpp takes as true (is_truthy).
     return option in map(option_of, arguments) or env.get(variable) in {"1", "on", "enabled", "true"}
@@ -179,6 +190,8 @@ _FILES: Final = {
     "--lora-scaled": None, "--control-vector": None, "--control-vector-scaled": None,
 }  # fmt: skip
 DRAFT: Final = "--spec-draft-model"
+MMPROJ: Final = frozenset({"--mmproj", "LLAMA_ARG_MMPROJ", "--mmproj-url", "LLAMA_ARG_MMPROJ_URL"})
+"""Options and variables for an encoder of pictures or sound."""
 # Options whose files are not on this host yet, or named by another program.
 _DOWNLOADED: Final = {
     "--mmproj-url": "LLAMA_ARG_MMPROJ_URL", "--spec-draft-hf": "LLAMA_ARG_SPEC_DRAFT_HF_REPO",
@@ -272,5 +285,55 @@ def threads_argument(subject: Subject) -> Iterator[Finding]:
         )
 
 
-TEMPLATE_RULES: Final[tuple[Rule, ...]] = (numa_argument, threads_argument)
+def mixed_inputs(subject: Subject) -> Iterator[Finding]:
+    """With a part of the context for each request, several inputs are cut into ubatches with as many tokens of each
+    (src/llama-kv-cache.cpp, init_batch: split_equal), and the vector or score of a longer one is made from its part in the
+    last. One pool for all, which llama-server takes if it is not told --parallel, is cut between inputs only. Seen with
+    build 11549. The model is not known here: without a KV cache, or with the last token's vector, all is well."""
+    argv, env = _argv(subject), subject.config.engine.env
+    slots = slots_of(argv, env)
+    if slots is None or slots == 1 or _pooled(argv, env) is None or _is_unified(argv, env):
+        return
+    option, result = ("--rerank", "score") if ranks(argv, env) else ("--embedding", "vector")
+    last = "" if ranks(argv, env) else ', or "--pooling", "last" if the model is made for it'
+    yield warning(
+        "inputs-mixed",
+        f"llama-server has {option} and --parallel {slots}: of several inputs at once it makes the {result} of a longer one "
+        "from a part of it, without an error, unless the model has no KV cache (BERT)",
+        f'set "--parallel", "1" or add "--kv-unified"{last}',
+    )
+
+
+def short_inputs(subject: Subject) -> Iterator[Finding]:
+    """An input is computed in one ubatch (tools/server/server-context.cpp, can_split: "input is too large to process")."""
+    argv, env = _argv(subject), subject.config.engine.env
+    if not is_llama_server(argv) or _pooled(argv, env) is None:
+        return
+    longest = max((model.max_model_len or 0 for model, _ in subject.models()), default=0)
+    texts = (
+        value_of(argv, "--ubatch-size") or env.get("LLAMA_ARG_UBATCH") or str(DEFAULT_UBATCH),
+        value_of(argv, "--batch-size") or env.get("LLAMA_ARG_BATCH") or str(DEFAULT_BATCH),
+    )
+    size = min((int(text) for text in texts if text.isascii() and text.isdecimal()), default=longest)
+    if size < longest:
+        yield warning(
+            "inputs-refused",
+            f"llama-server computes an input in one ubatch, of {size} tokens here, and answers a longer one with "
+            f"error 500; max_model_len is {longest}",
+            f'add "--batch-size", "{longest}", "--ubatch-size", "{longest}", or lower max_model_len to {size}',
+        )
+
+
+def _pooled(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """The pooling of a server that embeds or ranks, from all tokens of an input; None for another server."""
+    pooling = pooling_of(argv, env) or "the model's"
+    return pooling if embeds_or_ranks(argv, env) and pooling != "last" else None
+
+
+def _is_unified(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    given = [option for word in argv if (option := option_of(word)) in {"--kv-unified", "--no-kv-unified"}]
+    return given[-1] == "--kv-unified" if given else _has((), env, "", "LLAMA_ARG_KV_UNIFIED")
+
+
+TEMPLATE_RULES: Final[tuple[Rule, ...]] = (numa_argument, threads_argument, mixed_inputs, short_inputs)
 """For a command template."""

@@ -17,10 +17,11 @@ from launcher.base.text import MIB, format_size
 from launcher.config.schema import Config, Model
 from launcher.config.schema import Engine as EngineConfig
 from launcher.engines.base import Expected, Launch, Traits, Unwanted, preloaded, secret_names
-from launcher.engines.causes import PLAIN, Retry, rule
+from launcher.engines.causes import MODEL_NOT_FOUND, PLAIN, Retry, rule
 from launcher.engines.checks import Installed, Row, allocator_row, fail, ok, warn
 from launcher.engines.llama_cpp.arguments import (
     DRAFT,
+    MMPROJ,
     added_files,
     check_arguments,
     embeds_or_ranks,
@@ -43,15 +44,23 @@ from launcher.plan.plan import Slot
 UNWANTED: Final = (Unwanted(re.compile(r"LLAMA_(?:ARG_.*|API_KEY)")),)
 _CAUSES: Final = (
     rule(
-        "bad-argument", r"error: invalid argument: |error while handling (?:argument|environment variable) ",
+        "bad-argument",
+        r"error: invalid argument: |error while handling (?:argument|environment variable) "
+        r"|model does not support different K \(",
         "the engine does not know one of its arguments, or not its value",
         "correct engine.args or engine.env; `numa-launcher plan --shell` prints the whole line", Retry.NEVER,
     ),
     rule(
-        "unsupported-version", r"(?:unknown|unsupported) model architecture: ",
+        "unsupported-version", r"(?:unknown|unsupported) model architecture: |has invalid ggml type \d",
         "the installed llama.cpp does not know this model",
         "install a newer llama.cpp, or serve another model", Retry.NEVER,
     ),
+    rule(
+        "not-permitted", r"failed to open GGUF file '.*' \(Permission denied\)",
+        "the instances' user may not read the model",
+        "let that user read the file below and search its folders (`namei -l FILE` shows owners and modes)", Retry.NEVER,
+    ),
+    replace(MODEL_NOT_FOUND, pattern=re.compile(r"failed to open GGUF file '.*' \(No such file or directory\)")),
     rule(
         "model-damaged",
         r"data is not within the file bounds|missing tensor '|tensor '\S+' not found|gguf_init_from_\w+: failed to read ",
@@ -212,7 +221,8 @@ def read_profiles(config: Config, _read: Read) -> dict[str, ModelProfile]:
 def _added_files(engine: EngineConfig) -> AddedFiles:
     """Encoders, draft models and adapters are read into memory as the model is; a draft has a KV cache of its own."""
     size, token_bytes, names, unknown = 0, 0, [], []
-    for option, path in added_files(engine.args, engine.env):
+    added = added_files(engine.args, engine.env)
+    for option, path in added:
         try:
             files = () if path is None else gguf_files(path)
             found = sum(file.stat().st_size for file in files)
@@ -225,7 +235,8 @@ def _added_files(engine: EngineConfig) -> AddedFiles:
             names.append(f"{format_size(found)} of {option} {path}")
         else:
             unknown.append(option if path is None else f"{option} {path}")
-    return AddedFiles(size, tuple(names), token_bytes, tuple(unknown))
+    encoder = any(option in MMPROJ for option, _ in added)
+    return AddedFiles(size, tuple(names), token_bytes, tuple(unknown), encoder)
 
 
 def first_files(config: Config) -> dict[str, str]:

@@ -16,10 +16,13 @@ from launcher.base.errors import LauncherError
 from launcher.base.text import GIB, MIB, format_size
 from launcher.config.schema import Config, Model
 from launcher.engines.llama_cpp.arguments import (
+    DEFAULT_BATCH,
+    DEFAULT_UBATCH,
     check_arguments,
     count_of,
     embeds_or_ranks,
     numa_argument,
+    pooling_of,
     ranks,
     repacks,
     value_of,
@@ -47,10 +50,6 @@ CELLS: Final = 256
 """The context of each request is a multiple of this (src/llama-context.cpp, GGML_PAD of n_ctx_seq)."""
 MAX_REQUESTS: Final = 256
 """LLAMA_MAX_SEQ (src/llama-cparams.h)."""
-DEFAULT_BATCH: Final = 2048
-"""--batch-size: tokens of one step (common/common.h)."""
-DEFAULT_UBATCH: Final = 512
-"""--ubatch-size: tokens that are computed together (common/common.h)."""
 MAX_CACHE_RAM_BYTES: Final = 8 * GIB
 """llama-server's own default of --cache-ram, 8192 MiB."""
 # Bytes of 32 elements of the KV cache, by the types that --cache-type-k and --cache-type-v take (common/arg.cpp,
@@ -140,7 +139,7 @@ def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, lengt
 def _reads_last_token(config: Config, profile: ModelProfile) -> bool:
     """Whether a vector is made from the last token; scores have a pooling of their own."""
     args, env = config.engine.args, config.engine.env
-    pooling = "rank" if ranks(args, env) else value_of(args, "--pooling") or env.get("LLAMA_ARG_POOLING")
+    pooling = pooling_of(args, env)
     return profile.splits_inputs if pooling is None else pooling == "last"
 
 
@@ -205,10 +204,11 @@ def _element_bytes(k: str, v: str) -> Fraction:
     return Fraction(_TYPES[k] + _TYPES[v], 2 * _ELEMENTS)
 
 
-def token_bytes(serving: EffectiveConfig, sixteen_bits: int, width: int = 2) -> Fraction:
-    """K and V of one token, in the types of the KV cache. `sixteen_bits` counts them in elements of `width` bytes."""
+def token_bytes(serving: EffectiveConfig, profile: ModelProfile, size: int) -> Fraction:
+    """K and V of one token, in the types of the KV cache. `size` counts them in the profile's elements. A latent is kept as
+    K alone (src/llama-kv-cache.cpp, has_v)."""
     k, v = (serving.kv_cache_dtype or f"{_DEFAULT_TYPE}/{_DEFAULT_TYPE}").split("/")
-    return sixteen_bits * _element_bytes(k, v) / width
+    return size * _element_bytes(k, k if profile.mla else v) / profile.kv_element_bytes
 
 
 class RequestMemory(Struct, frozen=True):
@@ -236,12 +236,12 @@ def request_memory(serving: EffectiveConfig, profile: ModelProfile, checkpoints:
     A checkpoint holds the recurrent state of the request and the cells of its windows; a conversation of short turns fills
     their number (tools/server/server-context.cpp, create_checkpoint)."""
     tokens = context_of(serving.planned_len)
-    layers, width = profile.kv_layers, profile.kv_element_bytes
-    kv = math.ceil(tokens * token_bytes(serving, profile.kv_bytes_per_token or 0, width))
+    layers = profile.kv_layers
+    kv = math.ceil(tokens * token_bytes(serving, profile, profile.kv_bytes_per_token or 0))
     states = sum(its.count * its.state_bytes for its in layers)
     mixed = len({its.kind for its in layers} - {LayerKind.STATE}) > 1
     windows = [
-        (min(its.window, tokens), token_bytes(serving, its.count * its.token_bytes(1), width))
+        (min(its.window, tokens), token_bytes(serving, profile, its.count * its.token_bytes(1)))
         for its in layers if its.window and mixed
     ]  # fmt: skip
     copies = checkpoints * sum(window * each for window, each in windows)
@@ -402,7 +402,7 @@ def _mask_bytes(config: Config, profile: ModelProfile) -> int:
 def needs_of(model: EffectiveConfig, profile: ModelProfile) -> ModelNeeds:
     """The needs of a model as its file's header gives them."""
     request = request_memory(model, profile, checkpoints=0)
-    scaled = math.ceil(token_bytes(model, profile.kv_bytes_per_token or 0, profile.kv_element_bytes))
+    scaled = math.ceil(token_bytes(model, profile, profile.kv_bytes_per_token or 0))
     return ModelNeeds(
         name=model.name, heads=profile.num_attention_heads, latent=profile.mla, quantization=None,
         max_model_len=model.planned_len, kv_bytes_per_token=scaled, state_bytes=request.states,
@@ -452,6 +452,21 @@ def memory_not_planned(subject: Subject) -> Iterator[Finding]:
             "download them and give their paths, or raise memory.reserve by their size",
         )
     for model, profile in subject.models():
+        if profile.added.encoder and subject.config.memory.instance_overhead == "auto":
+            yield warning(
+                "encoder-not-planned",
+                f"the compute buffers of the encoder (--mmproj) of {model.name!r} are not in the plan, only its file: they "
+                "depend on the pictures or sound that clients send",
+                "send the largest, and set memory.instance_overhead to what an instance then has resident beside the "
+                "weights, the KV cache and the prompt cache in the plan",
+            )
+        if profile.unknown_types:
+            yield warning(
+                "types-not-known",
+                f"tensors of {model.name!r} have the type {', '.join(map(str, profile.unknown_types))}, whose size is not "
+                "known: it is taken from the places of their data in the file",
+                "none needed if llama.cpp serves the model; a build that does not know the type refuses it at its start",
+            )
         states = [its for its in profile.layers if its.kind is LayerKind.STATE and not its.state_bytes]
         if states:
             yield warning(

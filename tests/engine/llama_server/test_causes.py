@@ -17,8 +17,10 @@ Change = Callable[[bytes], bytes]
 FailToStart = Callable[..., dict[str, Any]]
 
 
-def without_its_end(whole: bytes) -> bytes:
-    return whole[:-1000]
+def of_an_unknown_type(whole: bytes) -> bytes:
+    name = b"output_norm.weight"
+    place = whole.index(name) + len(name) + 4 + 8
+    return whole[:place] + b"\x63" + whole[place + 1 :]
 
 
 def of_another_architecture(whole: bytes) -> bytes:
@@ -46,7 +48,7 @@ args = ["--chat-template", "{{"]
 @pytest.mark.parametrize(
     ("change", "more", "cause", "proof"),
     [
-        (without_its_end, "", "model-damaged", "data is not within the file bounds"),
+        (of_an_unknown_type, "", "unsupported-version", "has invalid ggml type 99"),
         (without_a_tensor, "", "model-damaged", "tensor 'output_norm.weight' not found"),
         (of_another_architecture, "", "unsupported-version", "unknown model architecture: 'other'"),
         (with_a_broken_template, "", "bad-chat-template", "chat template parsing error"),

@@ -14,6 +14,7 @@ from launcher.base.address import UnixAddress
 from launcher.base.errors import LauncherError, PassingError
 from launcher.base.text import GIB, MIB
 from launcher.config.schema import Config, Engine, EngineKind, Model
+from launcher.engines.causes import Retry
 from launcher.engines.checks import Installed, Trouble, Verdict
 from launcher.engines.llama_cpp.launch import LlamaCppEngine, checks, probe, read_profiles, version_in
 from launcher.engines.make import engine_type, make_engine, probe_stack
@@ -206,6 +207,19 @@ def test_rows_of_doctor(software: Installed, verdict: Verdict, fact: str) -> Non
         ('error while handling argument "--threads": stoi', "bad-argument"),
         ("llama_model_load: error loading model: unknown model architecture: 'new'", "unsupported-version"),
         (
+            "gguf_init_from_reader: tensor 'w' has invalid ggml type 99. should be in [0, 42)",
+            "unsupported-version",
+        ),
+        (
+            "llama_init_from_model: model does not support different K (q8_0) and V (f16) cache types",
+            "bad-argument",
+        ),
+        ("gguf_init_from_file: failed to open GGUF file '/a b/m.gguf' (Permission denied)", "not-permitted"),
+        (
+            "gguf_init_from_file: failed to open GGUF file '/m.gguf' (No such file or directory)",
+            "model-not-found",
+        ),
+        (
             "tensor 'output.weight' data is not within the file bounds, model is corrupted or incomplete",
             "model-damaged",
         ),
@@ -228,6 +242,14 @@ def test_rows_of_doctor(software: Installed, verdict: Verdict, fact: str) -> Non
 def test_causes_of_an_end(line: str, name: str) -> None:
     found = (cause for cause in engine().log.causes if cause.pattern is not None)
     assert next(cause for cause in found if cause.pattern and cause.pattern.search(line)).name == name
+
+
+def test_a_file_that_cannot_be_opened_is_tried_again_only_where_it_may_come() -> None:
+    causes = {cause.name: cause for cause in reversed(engine().log.causes)}
+    assert causes["not-permitted"].retry is Retry.NEVER
+    assert "user" in causes["not-permitted"].remedy
+    assert causes["model-not-found"].retry is Retry.BACKOFF
+    assert "mount" in causes["model-not-found"].remedy
 
 
 def test_phases_of_a_start() -> None:
@@ -267,4 +289,5 @@ def test_files_that_arguments_add_are_counted(tmp_path: Path) -> None:
     assert added.token_bytes == 2 * 2 * 64 * 2 * 2
     assert added.unknown == ("--spec-draft-hf", "--lora /no/b")
     assert added.names[0] == f"1000 B of --mmproj {encoder}"
+    assert added.encoder
     assert read_profiles(config(str(model)), read_model_json)["m"].added == NO_ADDED_FILES

@@ -110,6 +110,14 @@ def test_types_of_the_kv_cache_scale_it(types: tuple[str, str], share: int) -> N
     assert plan(its).slots[0].kv_cache_bytes == 512 * MIB * share // 64
 
 
+@pytest.mark.parametrize(("types", "share"), [(("q8_0", "f16"), 34), (("f16", "q4_0"), 64)])
+def test_a_latent_is_in_the_type_of_k(types: tuple[str, str], share: int) -> None:
+    """It has no V."""
+    profile = replace(PROFILE, mla=True, num_kv_heads=1)
+    its = of(profile, "-ctk", types[0], "-ctv", types[1], max_model_len=4096, max_num_seqs=1)
+    assert its.slots[0].kv_cache_bytes == 512 * MIB * share // 64
+
+
 def test_a_context_is_a_multiple_of_256() -> None:
     its = plan(config(max_model_len=1000, max_num_seqs=1))
     assert its.slots[0].kv_cache_bytes == 1024 * 131_072
@@ -302,6 +310,21 @@ def test_files_beside_the_model_are_in_the_plan() -> None:
     assert "--spec-draft-hf" in its.findings[0].message
     weights = next(line for line in its.ledger[0].lines if line.what == "weights")
     assert weights.source == "headers of m.gguf, and 3 GiB of --mmproj e.gguf"
+
+
+@pytest.mark.parametrize(("memory", "said"), [(Memory(), True), (Memory(instance_overhead="2GiB"), False)])
+def test_buffers_of_an_encoder_are_not_in_the_plan(memory: Memory, said: bool) -> None:
+    its = config(memory=memory, max_model_len=4096, max_num_seqs=1)
+    profile = replace(PROFILE, added=AddedFiles(GIB, ("1 GiB of --mmproj e.gguf",), encoder=True))
+    made = make_plan(Machine(cores=16, node_bytes=64 * GIB).topology(), its, {"m": profile})
+    assert codes(made) == (["encoder-not-planned"] if said else [])
+    assert not said or "memory.instance_overhead" in made.findings[0].remedy
+
+
+def test_types_that_are_not_known_are_said() -> None:
+    its = of(replace(PROFILE, unknown_types=(77, 99)), max_model_len=4096, max_num_seqs=1)
+    assert codes(its) == ["types-not-known"]
+    assert "type 77, 99" in its.findings[0].message
 
 
 # --- Servers that embed or rank. ---
