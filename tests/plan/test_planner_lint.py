@@ -241,6 +241,35 @@ def test_names_must_differ() -> None:
     assert "duplicate-model" in [finding.code for finding in plan.violations]
 
 
+EMBEDS = ("llama-server", "-t", "4", "--host", "{uds}")
+
+
+@pytest.mark.parametrize(
+    ("words", "length", "size"),
+    [
+        (("--embedding",), 4096, 512), (("--rerank", "-ub", "1024"), 4096, 1024),
+        (("--embedding", "-ub", "8192"), 4096, 2048),
+        (("--embedding", "-ub", "4096", "-b", "4096"), 4096, None), (("--embedding",), 512, None),
+        (("--embedding",), None, None), (("--embedding", "--pooling", "last"), 4096, None), ((), 4096, None),
+        (("--embedding", "-ub", "many", "-b", "4096"), 4096, None),
+    ],
+)  # fmt: skip
+def test_inputs_that_a_command_would_refuse_are_said(
+    words: tuple[str, ...], length: int | None, size: int | None
+) -> None:
+    def findings(*more: str, length: int | None = length) -> list[Finding]:
+        engine = Engine(kind=EngineKind.COMMAND, command=(*EMBEDS, *words, *more))
+        its = Config(models=(Model(name="m", path="/m", max_model_len=length),), engine=engine)
+        return list(make_plan(Machine(cores=8).topology(), its, {}).findings)
+
+    found = findings()
+    assert [finding.code for finding in found] == ([] if size is None else ["inputs-refused"])
+    if size is not None:
+        assert f"of {size} tokens" in found[0].message
+        assert not findings("--batch-size", str(length), "--ubatch-size", str(length)), "the remedy helps"
+        assert not findings(length=size), "so does the other"
+
+
 def test_vllm_rules_do_not_judge_a_command() -> None:
     config = Config(
         models=(Model(name="m", path="/m", block_size=48),),
@@ -260,6 +289,20 @@ def test_vllm_rules_do_not_judge_a_command() -> None:
         (("/opt/run-it", "--numa=distribute", "{uds}"), {}, ["numa-argument"]),
         (("/opt/run-it", "{uds}"), {"LLAMA_ARG_NUMA": "isolate"}, ["numa-argument"]),
         (("nice", "/usr/bin/llama-server", "{uds}"), {}, ["threads-not-told"]),
+        ((*EMBEDS, "--embeddings", "-np", "4"), {}, ["inputs-mixed"]),
+        ((*EMBEDS, "--rerank", "-np", "4"), {}, ["inputs-mixed"]),
+        ((*EMBEDS, "--rerank", "-np", "4", "--pooling", "last"), {}, ["inputs-mixed"]),
+        (EMBEDS, {"LLAMA_ARG_EMBEDDINGS": "1", "LLAMA_ARG_N_PARALLEL": "2"}, ["inputs-mixed"]),
+        ((*EMBEDS, "--embedding", "-np", "4", "-kvu", "-no-kvu"), {}, ["inputs-mixed"]),
+        # One at a time, one pool for all (also by default), the last token's vector, and no vectors.
+        ((*EMBEDS, "--embedding", "-np", "1"), {}, []),
+        ((*EMBEDS, "--embedding"), {}, []),
+        ((*EMBEDS, "--embedding", "-np", "4", "-kvu"), {}, []),
+        ((*EMBEDS, "--embedding", "-np", "4"), {"LLAMA_ARG_KV_UNIFIED": "1"}, []),
+        ((*EMBEDS, "--embedding", "-np", "4", "--pooling", "last"), {}, []),
+        ((*EMBEDS, "--embedding", "-np", "4"), {"LLAMA_ARG_POOLING": "last"}, []),
+        ((*EMBEDS, "-np", "4"), {}, []),
+        (("/opt/run-it", "{uds}", "--embedding", "-np", "4"), {}, []),
     ],
 )
 def test_a_commands_arguments_are_judged(
