@@ -16,6 +16,7 @@ from typing import Any, BinaryIO, Final
 
 from msgspec import Struct
 
+from launcher.models.layers import MAX_LAYERS
 from launcher.models.weight_files import Tensor, open_model_file
 
 _MAGIC: Final = b"GGUF"
@@ -69,6 +70,12 @@ _WITHOUT_CACHE: Final = {
 _MODEL_TYPES: Final = {"deepseek2": "deepseek_v2"}
 
 
+# Architectures whose sliding layers keep the tokens of their window alone, and of how many layers in a row the last one is
+# full where the header does not say it (src/models/*.cpp: swa_type, set_swa_pattern). Seen with build 11549, which ignores
+# the window in the header of a Llama. There are more; their layers are planned as full ones.
+_WINDOWED: Final = {"gemma2": 2, "gemma3": 6, "gpt-oss": 2}
+
+
 class Gguf(Struct, frozen=True):
     metadata: dict[str, Any]
     """Scalars and strings; arrays of numbers as lists, arrays of strings (the vocabulary) as their length."""
@@ -110,6 +117,24 @@ class Gguf(Struct, frozen=True):
         return self.metadata.get("general.architecture") in _WITHOUT_CACHE
 
     @property
+    def keeps_windows(self) -> bool:
+        """Sliding layers keep the tokens of their window alone (src/llama-kv-cache-iswa.cpp)."""
+        return self.metadata.get("general.architecture") in _WINDOWED and bool(
+            self.number("attention.sliding_window")
+        )
+
+    def _layer_types(self) -> list[str]:
+        """Of each layer, for `keeps_windows`."""
+        pattern = self.of_architecture("attention.sliding_window_pattern")
+        count = self.number("block_count") or 0
+        if isinstance(pattern, list):
+            slides = [bool(its) for its in pattern]
+        else:
+            period = pattern or _WINDOWED[str(self.metadata["general.architecture"])]
+            slides = [layer % period < period - 1 for layer in range(min(count, MAX_LAYERS))]
+        return ["sliding_attention" if its else "full_attention" for its in slides]
+
+    @property
     def keeps_latent(self) -> bool:
         """llama.cpp keeps one latent of a token (src/llama-hparams.cpp, is_mla), and no V beside it (src/llama-kv-cache.cpp,
         has_v)."""
@@ -149,6 +174,8 @@ class Gguf(Struct, frozen=True):
             value = self.metadata.get(f"{architecture}.{ours}")
             if value is not None:
                 config[theirs] = _largest(f"{architecture}.{ours}", value)
+        if self.keeps_windows:
+            config["layer_types"] = self._layer_types()
         words = self.metadata.get(f"{architecture}.vocab_size") or self.metadata.get("tokenizer.ggml.tokens")
         if isinstance(words, int):
             config["vocab_size"] = words

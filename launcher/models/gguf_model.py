@@ -114,7 +114,7 @@ def _profile(headers: Sequence[Gguf], weights: Weights) -> ModelProfile:
         kv_source=profile.kv_source.replace("config.json", "header"),
         expert_size=header.number("expert_feed_forward_length") or profile.intermediate_size,
         experts_used=header.number("expert_used_count") or 0, tokenizer_entries=header.tokenizer_entries,
-        splits_inputs=header.splits_inputs, computed_whole=header.computed_whole,
+        splits_inputs=header.splits_inputs, computed_whole=header.computed_whole, keeps_windows=header.keeps_windows,
         output_copy_bytes=_output_copy(headers),
         recurrent_widths=header.recurrent_widths if recurrent else (0, 0),
         unknown_types=tuple(sorted({kind for each in headers for kind in each.unknown_types})),

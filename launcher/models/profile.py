@@ -125,6 +125,8 @@ class ModelProfile(Struct, frozen=True):
     """An embedding is made from the last token, so that an input may be computed in parts."""
     computed_whole: bool = False
     """An encoder, of which llama.cpp keeps no KV cache: each input is computed in one piece."""
+    keeps_windows: bool = False
+    """llama.cpp keeps the tokens of their windows alone for its sliding layers."""
     unknown_types: tuple[int, ...] = ()
     """Types of a GGUF file's tensors whose size is taken from the places of their data in the file."""
     added: AddedFiles = NO_ADDED_FILES

@@ -45,6 +45,35 @@ def test_an_embedding_that_is_repacked_as_the_output_is_loaded_twice(
     assert profile.output_copy_bytes == (profile.weights_bytes // (1 + len(more)) if copied else 0)
 
 
+@pytest.mark.parametrize(
+    ("architecture", "pattern", "sliding"),
+    [
+        # Layers as llama-server's KV caches show them (build 11549). None: the header does not say it.
+        ("gemma2", None, 6), ("gemma3", None, 10), ("gpt-oss", None, 6), ("llama", None, 0),
+        ("gemma3", 4, 9), ("gpt-oss", 4, 9), ("gemma3", [1] * 9 + [0] * 3, 9),
+    ],
+)  # fmt: skip
+def test_layers_that_slide(
+    tmp_path: Path, architecture: str, pattern: int | list[int] | None, sliding: int
+) -> None:
+    numbers = {
+        "block_count": 12, "embedding_length": 256, "attention.head_count": 8, "attention.head_count_kv": 4,
+        "attention.key_length": 32, "attention.value_length": 32, "attention.sliding_window": 512,
+    }  # fmt: skip
+    entries = [entry("general.architecture", 8, text(architecture))]
+    entries += [entry(f"{architecture}.{key}", 4, struct.pack("<I", its)) for key, its in numbers.items()]
+    key = f"{architecture}.attention.sliding_window_pattern"
+    if isinstance(pattern, list):
+        entries.append(entry(key, 9, struct.pack(f"<IQ{len(pattern)}?", 7, len(pattern), *pattern)))
+    elif pattern:
+        entries.append(entry(key, 4, struct.pack("<I", pattern)))
+    profile = read_gguf_profile(str(write_gguf(tmp_path / "m.gguf", entries=entries)))
+    assert profile.keeps_windows is bool(sliding)
+    if sliding:
+        kinds = {its.kind: (its.count, its.window) for its in profile.kv_layers}
+        assert kinds == {LayerKind.SLIDING: (sliding, 512), LayerKind.FULL: (12 - sliding, None)}
+
+
 def test_an_encoder_has_no_output(tmp_path: Path) -> None:
     causal = entry("llama.attention.causal", 7, b"\0")
     file = write_gguf(tmp_path / "m.gguf", ("token_embd.weight", (256, 8), 2), extra=(causal,))

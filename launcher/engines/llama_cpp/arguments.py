@@ -161,6 +161,11 @@ def ranks(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
     return _has(arguments, env, "--rerank", "LLAMA_ARG_RERANKING")
 
 
+def keeps_all(arguments: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Sliding layers keep all tokens of a request, not those of their window alone."""
+    return _has(arguments, env, "--swa-full", "LLAMA_ARG_SWA_FULL")
+
+
 def pooling_of(arguments: Sequence[str], env: Mapping[str, str]) -> str | None:
     """The pooling that the server is told; scores have one of their own."""
     if ranks(arguments, env):

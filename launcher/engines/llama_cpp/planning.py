@@ -21,6 +21,7 @@ from launcher.engines.llama_cpp.arguments import (
     check_arguments,
     count_of,
     embeds_or_ranks,
+    keeps_all,
     numa_argument,
     pooling_of,
     ranks,
@@ -118,9 +119,17 @@ def effective_config(
         kv_cache_dtype=None if k == v == _DEFAULT_TYPE else f"{k}/{v}",
         kv_element_bytes=math.ceil(_element_bytes(k, v)),
         kv_bytes=config.memory.size_of("kv_cache") if given else None,
-        kv_source="memory.kv_cache" if given else "memory.kv_cache = auto", eager=True, hybrid=False,
+        kv_source="memory.kv_cache" if given else "memory.kv_cache = auto", eager=True,
+        hybrid=_slides(config, profile), ubatch_tokens=_ubatch(config) or DEFAULT_UBATCH,
         assumes_length=length is None and profile.known,
     )  # fmt: skip
+
+
+def _slides(config: Config, profile: ModelProfile) -> bool:
+    """Whether sliding layers keep their window only, as far as the launcher knows. Those of a server that embeds are planned
+    as full ones."""
+    args, env = config.engine.args, config.engine.env
+    return profile.keeps_windows and not embeds_or_ranks(args, env) and not keeps_all(args, env)
 
 
 def _step_tokens(config: Config, profile: ModelProfile, batch: int | None, length: int) -> int:
@@ -229,25 +238,30 @@ class RequestMemory(Struct, frozen=True):
 
 
 def request_memory(serving: EffectiveConfig, profile: ModelProfile, checkpoints: int) -> RequestMemory:
-    """Sliding layers are counted as full ones: a GGUF header does not name them for all architectures. Their checkpoints
-    take the rest of that first. Of a header that gives a window and no full layer it is not known whether llama.cpp uses
-    the window: those of Llama and Phi 3 it does not.
+    """Sliding layers keep their window and one ubatch, whole cells of 256 tokens (src/llama-kv-cache-iswa.cpp), where the
+    profile says so. Others are counted as full ones: a GGUF header does not name them for all architectures. Their
+    checkpoints take the rest of that first. Of a header that gives a window and no full layer it is not known whether
+    llama.cpp uses the window: those of Llama and Phi 3 it does not.
 
     A checkpoint holds the recurrent state of the request and the cells of its windows; a conversation of short turns fills
     their number (tools/server/server-context.cpp, create_checkpoint)."""
     tokens = context_of(serving.planned_len)
     layers = profile.kv_layers
-    kv = math.ceil(tokens * token_bytes(serving, profile, profile.kv_bytes_per_token or 0))
+    kv = tokens * token_bytes(serving, profile, profile.kv_bytes_per_token or 0)
     states = sum(its.count * its.state_bytes for its in layers)
-    mixed = len({its.kind for its in layers} - {LayerKind.STATE}) > 1
+    mixed = serving.hybrid or len({its.kind for its in layers} - {LayerKind.STATE}) > 1
     windows = [
         (min(its.window, tokens), token_bytes(serving, profile, its.count * its.token_bytes(1)))
         for its in layers if its.window and mixed
     ]  # fmt: skip
     copies = checkpoints * sum(window * each for window, each in windows)
-    spare = sum((tokens - min(tokens, window + DEFAULT_UBATCH)) * each for window, each in windows)
+    spare = sum(
+        (tokens - min(tokens, context_of(window + serving.ubatch_tokens))) * each for window, each in windows
+    )
+    if serving.hybrid:
+        kv, spare = kv - spare, Fraction(0)
     return RequestMemory(
-        kv, states, checkpoints * states + max(0, math.ceil(copies - spare)),
+        math.ceil(kv), states, checkpoints * states + max(0, math.ceil(copies - spare)),
         # The draft's own types of K and V are 16 bits each, whatever the model's are (common/common.h).
         draft=tokens * profile.added.token_bytes,
     )  # fmt: skip
@@ -297,10 +311,11 @@ def demand_of(
     94 M, F16, 4 x 2048 (128)                            377            379 (+0.5 %)
     94 M, Q4_0 repacked, 4 x 2048 (128)                  247            249 (+0.9 %)
     126 M, 8 experts, Q8_0, 4 x 2048 in q8_0 (68)        252            260 (+3.3 %)
+    94 M, Q4_0 repacked, 7 of 8 layers slide, 4 x 2048   178            180 (+0.6 %)
     ==================================================== ============== ============
 
     Compute buffers of eight shapes and recurrent states (mamba2) are those that the server reports at its start. Of the
-    second, the mask of a prompt near the end of its context was not touched. The last three are those of
+    second, the mask of a prompt near the end of its context was not touched. The last four are those of
     tests/engine/llama_server/test_ledger.py, which holds them to 5 %."""
     serving = slot.effective
     request = request_memory(serving, profile, _checkpoints(config))
@@ -357,7 +372,7 @@ def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, n
             f"memory.instance_overhead, and {format_size(cache)} of prompt cache"
         )
     pooled = embeds_or_ranks(config.engine.args, config.engine.env)
-    ubatch = serving.step_tokens if pooled else min(serving.step_tokens, _ubatch(config) or DEFAULT_UBATCH)
+    ubatch = serving.step_tokens if pooled else min(serving.step_tokens, serving.ubatch_tokens)
     compute = ubatch * (_row_bytes(profile) + _mask_bytes(config, profile) * context_of(serving.planned_len))
     vocabulary, requests = profile.vocab_size or 0, serving.max_num_seqs
     compute += (ubatch if pooled else requests) * vocabulary * _LOGITS_BYTES

@@ -28,7 +28,7 @@ EXPERTS, EXPERTS_USED, EXPERT = 8, 2, 512
 REQUESTS, CONTEXT = 4, 2048
 # More than one ubatch, so that the compute buffers are used whole.
 PROMPT_TOKENS = 600
-# Measured with the wheel: 1.005, 1.010 and 1.033 (planning.py, demand_of).
+# Measured with the wheel: 1.005, 1.010, 1.033 and 1.006 (planning.py, demand_of).
 CLOSE = 0.05
 # The plan counts the wheel's process, an extension of Python; llama-server itself needs less (planning.py, demand_of).
 PYTHON_BYTES = 20 * MIB
@@ -45,6 +45,8 @@ class Shape:
     """Of the layers' weights."""
     experts: int = 0
     kv_type: str = "f16"
+    window: int = 0
+    """Of the sliding layers of a Gemma 3."""
 
 
 def matrix(name: str, shape: tuple[int, ...], kind: int) -> Tensor:
@@ -70,7 +72,7 @@ def feed_forward(experts: int) -> dict[str, tuple[int, ...]]:
 
 
 def write(file: Path, its: Shape) -> None:
-    """A Llama, with experts a Mixtral, with the tiny model's tokenizer."""
+    """A Llama, with experts a Mixtral, with a window a Gemma 3, with the tiny model's tokenizer."""
     tokens, merges = tiny_gguf.vocabulary()
     key_width = WIDTH // HEADS * KV_HEADS
     shapes = {
@@ -78,11 +80,20 @@ def write(file: Path, its: Shape) -> None:
         **feed_forward(its.experts),
     }  # fmt: skip
     ones = np.ones(WIDTH, dtype=np.float32)
+    head = np.ones(WIDTH // HEADS, dtype=np.float32)
+    norms = {"attn_norm": ones, "ffn_norm": ones}
+    if its.window:
+        norms |= {
+            "post_attention_norm": ones,
+            "post_ffw_norm": ones,
+            "attn_q_norm": head,
+            "attn_k_norm": head,
+        }
     tensors = [matrix(f"{name}.weight", (len(tokens), WIDTH), F16) for name in ("token_embd", "output")]
     tensors.append(float32("output_norm.weight", ones))
     for layer in range(LAYERS):
         tensors += [matrix(f"blk.{layer}.{name}.weight", shape, its.type) for name, shape in shapes.items()]
-        tensors += [float32(f"blk.{layer}.{name}.weight", ones) for name in ("attn_norm", "ffn_norm")]
+        tensors += [float32(f"blk.{layer}.{name}.weight", values) for name, values in norms.items()]
         if its.experts:
             router = np.random.default_rng(layer).standard_normal((its.experts, WIDTH), dtype=np.float32)
             tensors.append(float32(f"blk.{layer}.ffn_gate_inp.weight", router))
@@ -94,7 +105,11 @@ def write(file: Path, its: Shape) -> None:
     }  # fmt: skip
     if its.experts:
         shape |= {"llama.expert_count": its.experts, "llama.expert_used_count": EXPERTS_USED}
-    tiny_gguf.write_gguf(file, tiny_gguf._metadata(tokens, merges) | shape, tensors)
+    pairs = tiny_gguf._metadata(tokens, merges) | shape
+    if its.window:
+        pairs = {name.replace("llama.", "gemma3."): value for name, value in pairs.items()}
+        pairs |= {"general.architecture": "gemma3", "gemma3.attention.sliding_window": its.window}
+    tiny_gguf.write_gguf(file, pairs, tensors)
 
 
 def fill(daemon: DaemonProcess, slot: int) -> None:
@@ -111,8 +126,8 @@ def fill(daemon: DaemonProcess, slot: int) -> None:
 
 @pytest.mark.parametrize(
     "shape",
-    [Shape(F16), Shape(Q4_0), Shape(Q8_0, EXPERTS, kv_type="q8_0")],
-    ids=["f16", "repacked", "experts"],
+    [Shape(F16), Shape(Q4_0), Shape(Q8_0, EXPERTS, kv_type="q8_0"), Shape(Q4_0, window=256)],
+    ids=["f16", "repacked", "experts", "windows"],
 )
 def test_two_instances_use_the_memory_that_is_planned(
     start_by_kind: Callable[..., DaemonProcess], tmp_path: Path, shape: Shape
@@ -121,8 +136,9 @@ def test_two_instances_use_the_memory_that_is_planned(
     write(file, shape)
     limits = f"max_num_seqs = {REQUESTS}\nmax_model_len = {CONTEXT}"
     types = ("--cache-type-k", shape.kv_type, "--cache-type-v", shape.kv_type)
-    # The prompt cache is planned full, and is empty at first.
-    daemon = start_by_kind("--cache-ram", "0", *types, file=file, limits=limits)
+    # The prompt cache and checkpoints are planned full, and are empty at first.
+    empty = ("--cache-ram", "0", "--ctx-checkpoints", "0")
+    daemon = start_by_kind(*empty, *types, file=file, limits=limits)
     command = [sys.executable, "-m", "launcher", "plan", "-c", str(daemon.config), "--json"]
     plan = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     lines = [line for node in plan["ledger"] for line in node["lines"]]

@@ -276,6 +276,28 @@ def test_checkpoints_of_windows_are_more_than_full_layers_where_requests_are_sho
     assert of(alone, max_model_len=4096, max_num_seqs=1).slots[0].kv_cache_bytes == 4096 * 30 * 4096
 
 
+@pytest.mark.parametrize(
+    ("length", "args", "cells"),
+    [
+        # As the server says it at its start (build 11549): the window of 512 and one ubatch, whole cells of 256 tokens.
+        (8192, (), 1024), (8192, ("-ub", "100"), 768), (768, (), 768), (8192, ("--swa-full",), 8192),
+        # Not known: planned as full layers.
+        (8192, ("--embedding", "--pooling", "last"), 8192),
+    ],
+)  # fmt: skip
+def test_sliding_layers_keep_their_window(length: int, args: tuple[str, ...], cells: int) -> None:
+    layers = (
+        KvLayers(LayerKind.FULL, 2, 4, 512, head_size=128),
+        KvLayers(LayerKind.SLIDING, 10, 4, 512, 512, head_size=128),
+    )
+    profile = replace(PROFILE, layers=layers, kv_bytes_per_token=12 * 2048, keeps_windows=True)
+    its = of(profile, "--ctx-checkpoints", "0", *args, max_model_len=length, max_num_seqs=1)
+    assert its.slots[0].kv_cache_bytes == (2 * length + 10 * cells) * 2048
+    if not args:
+        with_copies = of(profile, max_model_len=length, max_num_seqs=1)
+        assert with_copies.slots[0].kv_cache_bytes == (2 * length + 10 * cells + 32 * 10 * 512) * 2048
+
+
 def test_states_of_unknown_size_are_said() -> None:
     layers = (KvLayers(LayerKind.FULL, 8, 8, 512), KvLayers(LayerKind.STATE, 24))
     its = of(replace(HYBRID, layers=layers), max_model_len=4096, max_num_seqs=1)
