@@ -5,15 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Final, Generic, TypeVar
 
-from launcher.base.errors import LauncherError, reason
+from launcher.base.errors import BusyError, LauncherError, reason
 
 # A disk that works answers in milliseconds, a busy one within a second or two; one whose server is away may never.
 DISK_S: Final = 5.0
-REMEDY: Final = "see whether its disk answers"
+DISK_REMEDY: Final = "see whether its disk answers"
+_THREADS_REMEDY: Final = (
+    "compare TasksCurrent with TasksMax: systemctl show -p TasksCurrent,TasksMax numa-launcher"
+)
 T = TypeVar("T")
 _LOG: Final = logging.getLogger(__name__)
 
@@ -43,12 +47,11 @@ def within(seconds: float, what: str, work: Callable[[], T]) -> T | None:
 
 
 def read_apart(read: Callable[[], T], name: str) -> asyncio.Future[T]:
-    """The result of `read`, or what it raised, from a thread of its own called `name`."""
+    """The result of `read`, or what it raised, from a thread of its own called `name`; BusyError where none can be had."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
-    future.add_done_callback(
-        lambda done: done.cancelled() or done.exception()
-    )  # nobody may wait for it any more
+    # Nobody may wait for it any more.
+    future.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     def settle(found: list[T], error: Exception | None) -> None:
         if future.done():
@@ -68,7 +71,10 @@ def read_apart(read: Callable[[], T], name: str) -> asyncio.Future[T]:
         with suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(settle, found, failed)
 
-    threading.Thread(target=run, name=name, daemon=True).start()
+    try:
+        threading.Thread(target=run, name=name, daemon=True).start()
+    except RuntimeError as error:
+        future.set_exception(BusyError(f"cannot read in a thread: {error}", _THREADS_REMEDY))
     return future
 
 
@@ -79,11 +85,21 @@ class OneRead(Generic[T]):
         self._read = read
         self._name = name
         self._reading: asyncio.Future[T] | None = None
+        self._began = 0.0
 
     async def result(self, within_s: float) -> T:
-        """Raises TimeoutError where there is none in that time, and what the read raises."""
+        """Raises TimeoutError where there is none `within_s` after the read has begun: at once, where it hangs already; what
+        the read raises; BusyError where no thread can be had."""
         reading = self._reading
-        if reading is None or reading.done():
+        if reading is None:
             self._reading = reading = read_apart(self._read, self._name)
-        async with asyncio.timeout(within_s):
-            return await asyncio.shield(reading)
+            self._began = time.monotonic()
+            reading.add_done_callback(self._end)
+        left_s = max(0.0, self._began + within_s - time.monotonic())
+        done, _ = await asyncio.wait({reading}, timeout=left_s)
+        if not done:
+            raise TimeoutError
+        return reading.result()
+
+    def _end(self, _: object) -> None:
+        self._reading = None

@@ -17,7 +17,7 @@ from enum import StrEnum
 from queue import Empty, SimpleQueue
 from typing import Final, Generic, Protocol, TypeVar
 
-from launcher.base.disk import DISK_S, REMEDY
+from launcher.base.disk import DISK_REMEDY, DISK_S
 from launcher.base.errors import LauncherError
 
 _LOG: Final = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ class Looks(threading.Thread):
 
 def _hung(path: str, what: str) -> LauncherError:
     why = f"no look at it has ended within {DISK_S:g} s"
-    return LauncherError(f"cannot read {what} '{path}': {why}", REMEDY)
+    return LauncherError(f"cannot read {what} '{path}': {why}", DISK_REMEDY)
 
 
 class WatchedFile(Generic[T]):

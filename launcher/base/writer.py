@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-from launcher.base.disk import DISK_S, REMEDY
+from launcher.base.disk import DISK_REMEDY, DISK_S
 from launcher.base.errors import LauncherError, reason
 
 # Between a failure and the next try.
@@ -100,7 +100,7 @@ class Sink(ABC, Generic[T]):
         if since is None or time.monotonic() - since <= DISK_S:
             return None
         why = f"a write takes longer than {DISK_S:g} s"
-        return Problem(why, f"{self.title}: {why}", REMEDY)
+        return Problem(why, f"{self.title}: {why}", DISK_REMEDY)
 
     def look(self) -> None:
         """Say once that a turn takes long: the thread can only after it. To be called now and then.

@@ -204,8 +204,8 @@ class Measurements:
         self._reading = OneRead(self._read, "measurements")
 
     async def newest(self) -> list[Measurement]:
-        """The newest first; none without a state folder that can be read within READ_S."""
-        with suppress(TimeoutError):
+        """The newest first; none without a state folder that can be read within READ_S, or without a thread for it."""
+        with suppress(TimeoutError, LauncherError):
             return await self._reading.result(READ_S)
         return []
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from typing import Final
 
-from launcher.base.disk import DISK_S, REMEDY, OneRead
+from launcher.base.disk import DISK_REMEDY, DISK_S, OneRead
 from launcher.base.errors import BusyError
 from launcher.base.redaction import Redactor
 from launcher.config.loading import secret_values
@@ -31,16 +32,19 @@ class Secrets:
     async def redactor(self) -> Redactor:
         """Its files are read each time. Where their disk hangs it masks what was read before. Raises BusyError where nothing
         was, since the configuration is in force."""
+        until = time.monotonic() + DISK_S
         try:
-            config, values = await self._reading.result(DISK_S)
-            if config is not self._config():  # a reload while they were read
-                config, values = await self._reading.result(DISK_S)
-        except TimeoutError:
+            while True:
+                config, values = await self._reading.result(until - time.monotonic())
+                if config is self._config():  # no reload while they were read
+                    break
+        except (TimeoutError, BusyError) as error:
             if self._of is self._config():
                 return self._redactor
-            raise BusyError(
-                f"cannot mask secrets: the files that have them were not read within {DISK_S:g} s", REMEDY
-            ) from None
+            why, remedy = f"their files were not read within {DISK_S:g} s", DISK_REMEDY
+            if isinstance(error, BusyError):
+                why, remedy = error.message, error.remedy
+            raise BusyError(f"cannot mask secrets: {why}", remedy) from None
         self._of = config
         # Earlier secrets stay known: a file may be unreadable for want of descriptors, and log lines outlive a reload.
         self._values = dict.fromkeys((*values, *self._values))

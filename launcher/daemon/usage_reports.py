@@ -61,7 +61,7 @@ class UsageReports:
     async def today(self) -> UsageToday | None:
         """None without a ledger that can be read at once."""
         if self._today is not None:
-            with suppress(TimeoutError):
+            with suppress(TimeoutError, LauncherError):
                 return await self._today.result(TODAY_S)
         return None
 

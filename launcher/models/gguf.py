@@ -124,14 +124,17 @@ class Gguf(Struct, frozen=True):
         )
 
     def _layer_types(self) -> list[str]:
-        """Of each layer, for `keeps_windows`."""
+        """Of each layer, for `keeps_windows`. Raises ValueError for a pattern of other layers."""
         pattern = self.of_architecture("attention.sliding_window_pattern")
-        count = self.number("block_count") or 0
-        if isinstance(pattern, list):
+        layers = range(min(self.number("block_count") or 0, MAX_LAYERS))
+        if pattern is None:
+            pattern = _WINDOWED[str(self.metadata["general.architecture"])]
+        if isinstance(pattern, list) and len(pattern) == len(layers):
             slides = [bool(its) for its in pattern]
+        elif isinstance(pattern, int) and pattern >= 0:
+            slides = [not pattern or layer % pattern < pattern - 1 for layer in layers]
         else:
-            period = pattern or _WINDOWED[str(self.metadata["general.architecture"])]
-            slides = [layer % period < period - 1 for layer in range(min(count, MAX_LAYERS))]
+            raise ValueError(f"attention.sliding_window_pattern of {len(layers)} layers is {pattern!r:.60}")
         return ["sliding_attention" if its else "full_attention" for its in slides]
 
     @property

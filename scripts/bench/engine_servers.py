@@ -357,6 +357,8 @@ def missing(name: str, args: argparse.Namespace) -> str | None:
         "vllm": (args.vllm,),
     } | dict.fromkeys(("llama", "llama-numa", "llama-defaults"), (args.llama_server,))  # fmt: skip
     programs = needs.get(engine or name)
+    if programs and its and its.instances is None:
+        programs = (*programs, args.vllm)  # tune measures with `vllm bench serve`
     if programs is None:
         raise LauncherError(
             f"cannot measure {name!r}: there is no server of that name",

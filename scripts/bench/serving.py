@@ -289,7 +289,8 @@ def _parser() -> argparse.ArgumentParser:
         help="vllm; vllm-dp: data parallel 2; nginx-vllm: nginx before 2 pinned by hand; pace: AMD PACE with 2; "
         "llama: llama-server with all cores, llama-numa with --numa distribute, llama-defaults with nothing; "
         "ours-vllm-N, ours-llama-N: numa-launcher with N instances per socket; ours-vllm-tuned, ours-llama-tuned: "
-        "with the layout that numa-launcher tune finds before the first round",
+        "with the layout that numa-launcher tune finds before the first round, --max-num-seqs for each instance and the "
+        "KV cache that the plan gives it",
     )
     parser.add_argument("--concurrency", type=numbers, default=[1, 4, 16, 64], metavar="N,…")
     parser.add_argument(

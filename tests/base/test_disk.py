@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
 from support.fakes import SOON_S
 
 from launcher.base.disk import OneRead, within
-from launcher.base.errors import LauncherError
+from launcher.base.errors import BusyError, LauncherError
 
 
 def test_a_read_that_hangs_is_not_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -90,4 +91,33 @@ async def test_its_thread_is_no_hindrance_to_an_exit() -> None:
         await one.result(0.01)
     [thread] = [thread for thread in threading.enumerate() if thread.name == "a read of this test"]
     assert thread.daemon
+    goes_on.set()
+
+
+async def test_a_read_without_a_thread_is_an_error_and_the_next_one_is_made(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """TasksMax of the unit, or the limit of the user."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    one = OneRead(lambda: 1, "test")
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(BusyError, match="cannot read in a thread: can't start new thread"):
+            await one.result(SOON_S)
+    assert await one.result(SOON_S) == 1
+
+
+async def test_a_read_that_hangs_already_is_not_waited_for_again() -> None:
+    goes_on = threading.Event()
+    one = OneRead(lambda: goes_on.wait(SOON_S), "test")
+    with pytest.raises(TimeoutError):
+        await one.result(0.05)
+    began = time.monotonic()
+    for _ in range(1000):
+        with pytest.raises(TimeoutError):
+            await one.result(0.05)
+    assert time.monotonic() - began < SOON_S / 2  # 50 s, if each waited
     goes_on.set()

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -25,9 +25,21 @@ HANGS = BRISK.replace("probe_timeout_s = 30", "probe_timeout_s = 0.5") + "stall_
 
 
 @pytest.fixture(scope="module")
-def shared(start_shared: Start) -> DaemonProcess:
-    """A daemon that serves several tests: each leaves both instances ready and its configuration as it was."""
+def of_module(start_shared: Start) -> DaemonProcess:
     return start_shared("--token-s", "0.03", more=BRISK)
+
+
+@pytest.fixture
+def shared(of_module: DaemonProcess) -> Iterator[DaemonProcess]:
+    """A daemon that serves several tests. After each, also one that failed, its configuration is as it was and both slots
+    may run."""
+    text = of_module.config.read_text()
+    yield of_module
+    of_module.config.write_text(text)
+    for slot in of_module.status()["slots"]:
+        if slot["intent"] != "run":
+            verb = "release" if slot["intent"] in {"hold", "quarantine"} else "resume"
+            assert of_module.cli(verb, str(slot["slot"]), "--force").returncode == 0
 
 
 def test_hold_survives_everything_but_release(shared: DaemonProcess) -> None:
@@ -196,7 +208,6 @@ def test_reload_restarts_changed_slots_one_at_a_time(start: Start) -> None:
 def test_an_invalid_configuration_changes_nothing(shared: DaemonProcess) -> None:
     daemon = shared
     before = [slot["pid"] for slot in daemon.wait_ready(2)["slots"]]
-    text = daemon.config.read_text()
     edit(daemon, "instances_per_socket = 2", "instances_per_socket = 0")
     done = daemon.cli("reload")
     assert done.returncode == 2
@@ -207,7 +218,6 @@ def test_an_invalid_configuration_changes_nothing(shared: DaemonProcess) -> None
     assert refused.returncode == 2
     assert refused.stderr.startswith("cannot reload: only a restart of the daemon applies proxy.listen")
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
-    daemon.config.write_text(text)
 
 
 def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> None:

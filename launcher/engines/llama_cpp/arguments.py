@@ -304,7 +304,7 @@ def mixed_inputs(subject: Subject) -> Iterator[Finding]:
     yield warning(
         "inputs-mixed",
         f"llama-server has {option} and --parallel {slots}: of several inputs at once it makes the {result} of a longer one "
-        "from a part of it, without an error, unless the model has no KV cache (BERT)",
+        "from a part of it, without an error, unless the model has no KV cache (BERT) or takes the last token (Qwen3)",
         f'set "--parallel", "1" or add "--kv-unified"{last}',
     )
 
@@ -319,12 +319,13 @@ def short_inputs(subject: Subject) -> Iterator[Finding]:
         value_of(argv, "--ubatch-size") or env.get("LLAMA_ARG_UBATCH") or str(DEFAULT_UBATCH),
         value_of(argv, "--batch-size") or env.get("LLAMA_ARG_BATCH") or str(DEFAULT_BATCH),
     )
-    size = min((int(text) for text in texts if text.isascii() and text.isdecimal()), default=longest)
+    sizes = [int(text) for text in texts if text.isascii() and text.isdecimal()]
+    size = min(filter(None, sizes), default=longest)  # 0: as the batch
     if size < longest:
         yield warning(
             "inputs-refused",
             f"llama-server computes an input in one ubatch, of {size} tokens here, and answers a longer one with "
-            f"error 500; max_model_len is {longest}",
+            f"error 500, unless the model takes the last token (Qwen3); max_model_len is {longest}",
             f'add "--batch-size", "{longest}", "--ubatch-size", "{longest}", or lower max_model_len to {size}',
         )
 

@@ -120,7 +120,7 @@ def effective_config(
         kv_element_bytes=math.ceil(_element_bytes(k, v)),
         kv_bytes=config.memory.size_of("kv_cache") if given else None,
         kv_source="memory.kv_cache" if given else "memory.kv_cache = auto", eager=True,
-        hybrid=_slides(config, profile), ubatch_tokens=_ubatch(config) or DEFAULT_UBATCH,
+        hybrid=_slides(config, profile), ubatch_tokens=_ubatch_tokens(config, batch),
         assumes_length=length is None and profile.known,
     )  # fmt: skip
 
@@ -166,6 +166,12 @@ def _embeds_alone(config: Config, profile: ModelProfile) -> bool:
 
 def _ubatch(config: Config) -> int | None:
     return count_of(config.engine.args, config.engine.env, "--ubatch-size", "LLAMA_ARG_UBATCH")
+
+
+def _ubatch_tokens(config: Config, batch: int | None) -> int:
+    """As large as the batch for 0 (src/llama-context.cpp)."""
+    given, most = _ubatch(config), batch or DEFAULT_BATCH
+    return min(DEFAULT_UBATCH if given is None else given or most, most)
 
 
 def _check_model(model: Model) -> None:
@@ -470,7 +476,7 @@ def memory_not_planned(subject: Subject) -> Iterator[Finding]:
         if profile.added.encoder and subject.config.memory.instance_overhead == "auto":
             yield warning(
                 "encoder-not-planned",
-                f"the compute buffers of the encoder (--mmproj) of {model.name!r} are not in the plan, only its file: they "
+                f"the compute buffers of the encoder (--mmproj) of {model.name!r} are not in the plan: they "
                 "depend on the pictures or sound that clients send",
                 "send the largest, and set memory.instance_overhead to what an instance then has resident beside the "
                 "weights, the KV cache and the prompt cache in the plan",

@@ -160,8 +160,8 @@ def _unreachable(target: Target, error: Exception) -> LauncherError:
 # --- What the endpoint's metrics say about a point: KV cache use, prefix hits, and requests per instance.
 
 # Of vLLM, on the proxy's page with the slot as a label. The proxy's own counter also counts /tokenize, which the load
-# generator (vllm bench serve 0.32, _align_prompts_to_server_tokenizer) asks once before its first request; llama-server,
-# which reads another field than `prompt`, it asks once more for each prompt.
+# generator (vllm bench serve 0.32, _align_prompts_to_server_tokenizer) asks once before its first request. It asks
+# llama-server once for each prompt besides, because that does not read the field `prompt`.
 _FINISHED: Final = "vllm:request_success_total"
 _ENDED: Final = f"{SLOT_ENDED}_total"
 

@@ -280,7 +280,8 @@ def test_checkpoints_of_windows_are_more_than_full_layers_where_requests_are_sho
     ("length", "args", "cells"),
     [
         # As the server says it at its start (build 11549): the window of 512 and one ubatch, whole cells of 256 tokens.
-        (8192, (), 1024), (8192, ("-ub", "100"), 768), (768, (), 768), (8192, ("--swa-full",), 8192),
+        (8192, (), 1024), (8192, ("-ub", "100"), 768), (8192, ("-ub", "0"), 2560),
+        (8192, ("-b", "100"), 768), (768, (), 768), (8192, ("--swa-full",), 8192),
         # Not known: planned as full layers.
         (8192, ("--embedding", "--pooling", "last"), 8192),
     ],
