@@ -124,7 +124,8 @@ class Gguf(Struct, frozen=True):
         )
 
     def _layer_types(self) -> list[str]:
-        """Of each layer, for `keeps_windows`. Raises ValueError for a pattern of other layers."""
+        """The kind of each layer under config.json's names, for `keeps_windows`. Raises ValueError for a pattern of other
+        layers."""
         pattern = self.of_architecture("attention.sliding_window_pattern")
         layers = range(min(self.number("block_count") or 0, MAX_LAYERS))
         if pattern is None:
@@ -204,7 +205,7 @@ def _layers(tensors: Iterable[Tensor], form: re.Pattern[str]) -> frozenset[int]:
 
 
 def _largest(key: str, value: Any) -> Any:
-    """Of a list, one value for each layer, the largest."""
+    """The largest value of a list, which has one for each layer."""
     if not isinstance(value, list):
         return value
     if not value:
@@ -285,7 +286,7 @@ class _Entry(Struct, frozen=True):
     kind: int
     """The number of its type."""
     offset: int
-    """Of its data, from the begin of the first tensor's."""
+    """The begin of its data, from that of the first tensor's."""
 
 
 def _read(reader: _Reader, name: str, file_bytes: int) -> Gguf:

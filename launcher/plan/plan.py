@@ -72,7 +72,7 @@ class EffectiveConfig(Struct, frozen=True):
     hybrid: bool
     """Sliding layers keep their window only."""
     ubatch_tokens: int = 0
-    """Of llama.cpp: tokens that are computed together, which sliding layers keep beside their window."""
+    """Tokens that llama.cpp computes together, which sliding layers keep beside their window."""
     assumes_length: bool = False
     """`max_model_len` is the plan's assumption, which the engine is told: it could derive another."""
 

@@ -284,11 +284,16 @@ def _ours(server: Server, its: _Ours) -> Program:
     if its.instances is not None:
         file.write_text(_configuration(server, its))
     listen = f"proxy.listen={json.dumps([f'127.0.0.1:{server.port}'])}"
-    options = [word for pair in (*server.args.set, listen) for word in ("--set", pair)]
-    return Program([*_LAUNCHER, "serve", "-c", str(file), *options], _state(server))
+    return Program(
+        [*_LAUNCHER, "serve", "-c", str(file), *_options(*server.args.set, listen)], _state(server)
+    )
 
 
 _LAUNCHER: Final = (sys.executable, "-m", "launcher")
+
+
+def _options(*pairs: str) -> list[str]:
+    return [word for pair in pairs for word in ("--set", pair)]
 
 
 def _state(server: Server) -> dict[str, str]:
@@ -299,12 +304,13 @@ def _tune(server: Server, its: _Ours) -> None:
     """`numa-launcher tune --apply` with the workload that is measured then; its output is tune.log. Raises FailedError."""
     args, file = server.args, server.folder / "config.toml"
     file.write_text(_configuration(server, its))
-    options = [word for pair in args.set for word in ("--set", pair)]
     argv = [*_LAUNCHER, "tune", "-c", str(file), "--workload", args.workload, "--budget", f"{args.tune:.0f}s"]
     log = server.folder / "tune.log"
     with log.open("wb") as out:
         env = {**os.environ, **_VLLM_ENV, **_state(server)}
-        done = subprocess.run([*argv, "--apply", *options], stdout=out, stderr=out, env=env, check=False)
+        done = subprocess.run(
+            [*argv, "--apply", *_options(*args.set)], stdout=out, stderr=out, env=env, check=False
+        )
     if done.returncode:
         file.unlink()
         raise FailedError(

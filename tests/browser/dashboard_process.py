@@ -21,6 +21,8 @@ from support.visits import Visit
 LIGHT: Final = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"}
 DARK: Final = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "dark"}
 PHONE: Final = {"viewport": {"width": 375, "height": 800}, "color_scheme": "light", "device_scale_factor": 2}
+# One page has them one after the other; a phone's scale is its context's: the first.
+WINDOWS: Final = {"phone": PHONE, "light": LIGHT, "dark": DARK}
 # By words, not by level: on a machine that others share, a remark about their processes is no fault.
 WELL: Final = '[data-verdict]:has-text("OK 2/2 ready")'
 TROUBLED: Final = '[data-verdict]:has-text("DEGRADED")'

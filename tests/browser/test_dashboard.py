@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, WELL, Running, in_thread, serious
+from browser.dashboard_process import DARK, LIGHT, PHONE, POLL_S, WELL, WINDOWS, Running, in_thread, serious
 from support.budgets import bound
 from support.daemon_process import fake_config
 from support.visits import ANSWERED, Open, Visit
@@ -24,8 +24,6 @@ from launcher.cli.status import COLUMNS
 
 # Columns of `top` that do not change from one second to the next.
 STEADY = {"SLOT", "STATE", "CPUS", "REQ/Q", "RST", "LAST CAUSE", "PID", "CPU LIST", "GEN"}
-# A phone's scale is its context's: the first.
-WINDOWS = {"phone": PHONE, "light": LIGHT, "dark": DARK}
 
 
 @pytest.fixture(scope="module")

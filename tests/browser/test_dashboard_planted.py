@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-from browser.dashboard_process import DARK, LIGHT, PHONE, DashboardProcess, serious
+from browser.dashboard_process import LIGHT, PHONE, WINDOWS, DashboardProcess, serious
 from browser.planted import MISPLACED, PlantedMachine
 from playwright.sync_api import Route
 from support.fake_operations import Backstage
@@ -17,8 +17,6 @@ from support.visits import Open
 from launcher.engines.causes import Cause, Retry
 
 HOSTILE: Final = "<img src=x onerror=document.title='run'>"
-# A phone's scale is its context's: the first.
-WINDOWS: Final = {"phone": PHONE, "light": LIGHT, "dark": DARK}
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from browser.dashboard_process import serious
+from browser.dashboard_process import PHONE, serious
 from support.bench_results import result
 
 from launcher.measure.bench.page import html_page
@@ -25,7 +25,6 @@ HOSTILE = "<img src=https://example.invalid/x onerror=document.title='run'>"
 LOADS = (1, 4, 16, 64)
 LIGHT = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"}
 DARK = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "dark"}
-PHONE = {"viewport": {"width": 375, "height": 800}, "color_scheme": "light", "device_scale_factor": 2}
 PRINTED = {
     "viewport": {"width": 695, "height": 1024},
     "color_scheme": "dark",

@@ -297,7 +297,7 @@ def mixed_inputs(subject: Subject) -> Iterator[Finding]:
     build 11549. The model is not known here: without a KV cache, or with the last token's vector, all is well."""
     argv, env = _argv(subject), subject.config.engine.env
     slots = slots_of(argv, env)
-    if slots is None or slots == 1 or _pooled(argv, env) is None or _is_unified(argv, env):
+    if slots is None or slots == 1 or not _pools(argv, env) or _is_unified(argv, env):
         return
     option, result = ("--rerank", "score") if ranks(argv, env) else ("--embedding", "vector")
     last = "" if ranks(argv, env) else ', or "--pooling", "last" if the model is made for it'
@@ -312,7 +312,7 @@ def mixed_inputs(subject: Subject) -> Iterator[Finding]:
 def short_inputs(subject: Subject) -> Iterator[Finding]:
     """An input is computed in one ubatch (tools/server/server-context.cpp, can_split: "input is too large to process")."""
     argv, env = _argv(subject), subject.config.engine.env
-    if not is_llama_server(argv) or _pooled(argv, env) is None:
+    if not is_llama_server(argv) or not _pools(argv, env):
         return
     longest = max((model.max_model_len or 0 for model, _ in subject.models()), default=0)
     texts = (
@@ -330,10 +330,9 @@ def short_inputs(subject: Subject) -> Iterator[Finding]:
         )
 
 
-def _pooled(argv: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """The pooling of a server that embeds or ranks, from all tokens of an input; None for another server."""
-    pooling = pooling_of(argv, env) or "the model's"
-    return pooling if embeds_or_ranks(argv, env) and pooling != "last" else None
+def _pools(argv: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Whether the server embeds or ranks, as far as it is told from all tokens of an input."""
+    return embeds_or_ranks(argv, env) and pooling_of(argv, env) != "last"
 
 
 def _is_unified(argv: Sequence[str], env: Mapping[str, str]) -> bool:

@@ -378,7 +378,7 @@ def _overhead(config: Config, profile: ModelProfile, serving: EffectiveConfig, n
             f"memory.instance_overhead, and {format_size(cache)} of prompt cache"
         )
     pooled = embeds_or_ranks(config.engine.args, config.engine.env)
-    ubatch = serving.step_tokens if pooled else min(serving.step_tokens, serving.ubatch_tokens)
+    ubatch = serving.step_tokens if pooled else serving.ubatch_tokens
     compute = ubatch * (_row_bytes(profile) + _mask_bytes(config, profile) * context_of(serving.planned_len))
     vocabulary, requests = profile.vocab_size or 0, serving.max_num_seqs
     compute += (ubatch if pooled else requests) * vocabulary * _LOGITS_BYTES
