@@ -16,13 +16,22 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import tools
+from support import forked_run, tools
 from support.examples import examples
 
 # New examples are drawn by `scripts/test fuzz` alone: elsewhere a failure is the change's.
 DRAWS = "NUMA_LAUNCHER_TEST_FUZZ" in os.environ
 
 PROFILE = "any machine"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    forked_run.add_options(parser)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session: pytest.Session) -> bool | None:
+    return forked_run.run_tests(session)
 
 
 def pytest_pycollect_makemodule(module_path: Path) -> None:

@@ -74,8 +74,9 @@ class Run:
         return float(self.args.until) - (time.monotonic() - self.began)
 
     def seconds(self, clients: int) -> float:
-        """The length of a load: more where a request takes longer."""
-        return float(self.args.seconds) * (1 + 0.5 * (clients >= 16) + 0.5 * (clients >= 64))
+        """The length of a load. Requests of equal length that begin together come in waves: several of them must fit in,
+        and they get longer with the number of clients."""
+        return float(self.args.seconds) * max(1.0, clients / 4)
 
     def say(self, kind: str, value: dict[str, Any]) -> None:
         """One line to the file, and to the screen."""
@@ -297,7 +298,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=10.0,
-        help="of each load; half as much more from 16 clients on, twice from 64",
+        help="of a load of up to four clients; with more, as many times as long",
     )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warm-up", type=float, default=5.0, metavar="SECONDS", help="0: none (5)")

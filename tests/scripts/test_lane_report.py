@@ -54,7 +54,7 @@ def report() -> ModuleType:
 def run(folder: Path, out: str, *arguments: str) -> None:
     """pytest on TESTS, as scripts/test starts it."""
     subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:xdist", "-o", "junit_family=xunit2", "--rootdir", str(folder),
+        [sys.executable, "-m", "pytest", "-q", "-o", "junit_family=xunit2", "--rootdir", str(folder),
          "-o", f"cache_dir={folder}/cache", *arguments, f"--junit-xml={folder}/{out}", "test_some.py"],
         check=False, cwd=folder, capture_output=True, timeout=120,
     )  # fmt: skip

@@ -23,7 +23,6 @@ install_launcher() { echo "$*" >"$root/extras"; }
 # A lane's pytest: waits for a file where it is told to, says its name, and fails where it is told to.
 PYTHON = """#!/usr/bin/env bash
 [[ $1 != scripts/lane_report.py ]] || exec {python} "$@"
-[[ $* != *--collect-only* ]] || {{ echo "compiled" >>"$NOTES"; mkdir -p tests/__pycache__; exit 2; }}
 words="$*" name=${{words##*/}} name=${{name%%.xml*}}
 echo "$words" >>"$NOTES.$name"
 echo "begin $name" >>"$NOTES"
@@ -84,7 +83,7 @@ def test_a_lane_begins_beside_another_and_is_told_of_in_its_turn(checkout: Path)
     done = run(checkout, "types", "integration", "smoke", WAITS="smoke", FOR="integration")
     assert done.returncode == 0, done.stdout + done.stderr
     notes = (checkout / "notes").read_text().split()
-    assert set(notes) == {"compiled", "begin", "smoke", "integration"}
+    assert set(notes) == {"begin", "smoke", "integration"}
     shown = [line.replace(f"{checkout}/.venv/bin/", "") for line in steps(done)]
     assert shown == [
         "==> lane types", "mypy", "==> lane integration", "pytest of integration", "==> lane smoke", "pytest of smoke",
@@ -119,32 +118,9 @@ def test_alone_it_runs_in_its_turn_and_twice_where_it_is_named_twice(checkout: P
     assert [line for line in steps(done) if "smoke" in line] == ["==> lane smoke", "pytest of smoke"] * 2
 
 
-def test_tests_of_a_fresh_checkout_are_compiled_once_before_workers_import_them(checkout: Path) -> None:
-    for _ in range(2):
-        done = run(checkout, "lint", "unit", "integration")
-        assert done.returncode == 0, done.stdout + done.stderr
-    notes = (checkout / "notes").read_text().splitlines()
-    assert notes == ["compiled", *["begin unit", "begin integration"] * 2]
-
-
-def test_lanes_without_workers_do_not_wait_for_compiled_tests(checkout: Path) -> None:
-    assert run(checkout, "lint", "types", "smoke").returncode == 0
-    assert (checkout / "notes").read_text().split() == ["begin", "smoke"]
-
-
 def words_of(checkout: Path, lane: str) -> list[str]:
     """The arguments of a lane's pytest."""
     return (checkout / f"notes.{lane}").read_text().split()
-
-
-def test_a_lane_has_one_worker_less_while_another_runs_beside_it(checkout: Path) -> None:
-    for lanes, workers in ((("unit",), "4"), (("unit", "browser"), "3")):
-        done = run(checkout, *lanes, WAITS="browser", FOR="unit")
-        assert done.returncode == 0, done.stdout + done.stderr
-        words = words_of(checkout, "unit")
-        assert words[words.index("-n") + 1] == workers
-        (checkout / "notes").unlink()
-        (checkout / "notes.unit").unlink()
 
 
 def test_integration_begins_with_the_files_that_take_long(checkout: Path) -> None:
@@ -157,7 +133,7 @@ def test_integration_begins_with_the_files_that_take_long(checkout: Path) -> Non
     listed = re.search(r"LONG_FILES=\(([^)]*)\)", (ROOT / "scripts" / "test").read_text())
     assert listed
     first = [f"{name}.py" for name in listed[1].split()]
-    assert "--no-loadscope-reorder" in words
+    assert "--whole-files" in words
     files = [word.removeprefix("tests/integration/test_") for word in words if word.endswith(".py")]
     assert files == [*first, "audit.py"]
     assert all((ROOT / "tests" / "integration" / f"test_{name}").exists() for name in first)

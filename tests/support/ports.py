@@ -40,6 +40,14 @@ def _claim() -> range:
 _next = 0
 
 
+def _claim_another() -> None:
+    """A forked process shares no block."""
+    _claim.cache_clear()
+
+
+os.register_at_fork(after_in_child=_claim_another)
+
+
 def free_port(run: int = 1) -> int:
     """The first of `run` ports of loopback in a row that are free for TCP and UDP; other ones at each call."""
     global _next  # noqa: PLW0603  of the block of this process
