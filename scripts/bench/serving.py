@@ -313,9 +313,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--tune",
         type=float,
-        default=900.0,
+        default=3600.0,
         metavar="SECONDS",
-        help="budget of tune for each tuned server (900)",
+        help="budget of tune for each tuned server (3600)",
     )
     parser.add_argument(
         "--workload",

@@ -22,8 +22,10 @@ from _pytest.capture import CaptureManager
 from _pytest.junitxml import LogXML
 from _pytest.terminal import TerminalReporter
 
-# Tests that a process takes at once, of one file. Fixtures of a module are set up anew for each share.
-SHARE: Final = 16
+# Tests of one file that a process takes at once: fixtures of a module are set up anew for each share. Towards the end shares
+# become smaller, so that all processes end at about the same time.
+SHARE: Final = 64
+LEFT_TO_SHARE: Final = 32
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -148,11 +150,14 @@ class _Run:
 
 def _shares(items: Sequence[pytest.Item], *, whole_files: bool) -> Iterator[Sequence[int]]:
     """Places of tests that one process runs one after the other, in their order."""
-    most = len(items) if whole_files else SHARE
     for _, of_file in groupby(range(len(items)), key=lambda place: items[place].path):
         places = tuple(of_file)
-        for begin in range(0, len(places), most):
-            yield places[begin : begin + most]
+        begin = 0
+        while begin < len(places):
+            left = len(items) - places[begin]
+            end = len(places) if whole_files else begin + max(1, min(SHARE, left // LEFT_TO_SHARE))
+            yield places[begin:end]
+            begin = end
 
 
 class _Reports:
