@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -288,15 +285,18 @@ def test_nobody_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert "no such socket" in capsys.readouterr().err
 
 
-def test_the_width_of_the_terminal(daemon: Backstage, operations: FakeOperations) -> None:
+def test_the_width_of_the_terminal(
+    daemon: Backstage,
+    operations: FakeOperations,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     operations.slots = {0: busy(0)}
 
     def width(columns: str, *words: str) -> int:
-        done = subprocess.run(
-            [sys.executable, "-m", "launcher", "status", *words], check=True, capture_output=True, text=True,
-            env=os.environ | {"COLUMNS": columns},
-        )  # fmt: skip
-        lines = done.stdout.splitlines()
+        monkeypatch.setenv("COLUMNS", columns)
+        assert main(["status", *words]) == 0
+        lines = capsys.readouterr().out.splitlines()
         return max(map(len, lines[3:6]))
 
     assert 60 < width("80") <= 80

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.certificates import certify
+from support.verbs import run_verb
 
 from launcher.base.errors import TimedOutError
 from launcher.base.watched_file import FileCondition
@@ -169,22 +168,15 @@ def test_a_command_of_ones_own() -> None:
     assert (found.trouble, found.compiler) == (None, None), "it compiles nothing"
 
 
-def doctor(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "launcher", "doctor", *words],
-        capture_output=True, text=True, check=False, timeout=240,
-    )  # fmt: skip
-
-
 def test_the_verb(tmp_path: Path) -> None:
     config = tmp_path / "config.toml"
     text = '[[models]]\nname = "m"\npath = "m"\n[engine]\nkind = "command"\ncommand = ["{}", "{{uds}}"]\n'
     config.write_text(text.format("/no/such/server"))
-    refused = doctor("-c", str(config), "--json")
+    refused = run_verb("doctor", "-c", str(config), "--json")
     report = json.loads(refused.stdout)
     assert (refused.returncode, report["failed"], report["tier"]) == (1, True, "fallback")
     assert "engine" in report["limited_by"]
     config.write_text(text.format("true"))
-    fine = doctor("-c", str(config))
+    fine = run_verb("doctor", "-c", str(config))
     assert "\nperformance: " in fine.stdout
     assert "custom command: " in fine.stdout

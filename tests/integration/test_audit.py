@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.daemon_process import DaemonProcess, eventually
+from support.verbs import run_verb
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -40,10 +40,7 @@ def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def verified(folder: Path, *more: str) -> tuple[int, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "audit", "verify", str(folder), *more],
-        check=False, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
+    done = run_verb("audit", "verify", str(folder), *more)
     return done.returncode, done.stdout + done.stderr
 
 

@@ -6,8 +6,6 @@ import json
 import os
 import re
 import ssl
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -23,6 +21,7 @@ from support.cloud import make_certificate
 from support.daemon_process import DaemonProcess, eventually
 from support.ports import free_port
 from support.prometheus import Prometheus, promtool, running
+from support.verbs import run_verb
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -81,10 +80,8 @@ class Endpoint:
 def endpoint(start: Start, tmp_path: Path) -> Endpoint:
     certificate = make_certificate(tmp_path, days=90)
     keys = tmp_path / "api-keys"
-    made = subprocess.run(
-        [sys.executable, "-m", "launcher", "key", "add", "ann", "--file", str(keys)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    made = run_verb("key", "add", "ann", "--file", str(keys))
+    assert made.returncode == 0, made.stderr
     proxy = {
         "TLS_CERTIFICATE": str(certificate.path),
         "TLS_KEY": str(certificate.key),

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 from support.daemon_process import FAKE_ENGINE, DaemonProcess, eventually
+from support.verbs import run_verb
 
 pytestmark = [
     pytest.mark.timeout(900),
@@ -147,10 +148,7 @@ def outputs(daemon: DaemonProcess, folder: Path) -> Iterator[tuple[str, str]]:
     assert "becomes" in done.stdout, done
     yield "reload --dry-run of arguments", done.stdout + done.stderr
     for offline in ("plan", "plan --json", "plan --shell", "doctor", "doctor --json"):
-        ran = subprocess.run(
-            [sys.executable, "-m", "launcher", *offline.split(), "-c", str(daemon.config)],
-            check=False, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
+        ran = run_verb(*offline.split(), "-c", str(daemon.config))
         yield offline, ran.stdout + ran.stderr
     said = daemon.log.read_text().splitlines()
     yield "the daemon's log", "\n".join(line for line in said if " | " not in line)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config
 from support.ports import free_port
+from support.verbs import run_verb
 
 from launcher.control.client import ControlClient
 
@@ -189,10 +190,8 @@ def test_systemd_is_told(start: Start, tmp_path: Path) -> None:
 
 def test_plan_json_is_what_runs(daemon: DaemonProcess) -> None:
     status = daemon.wait_ready(2)
-    done = subprocess.run(
-        [sys.executable, "-m", "launcher", "plan", "--json", "-c", str(daemon.config)],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_verb("plan", "--json", "-c", str(daemon.config))
+    assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert set(plan) >= {"slots", "reserved", "warnings", "violations"}
     for planned, running in zip(plan["slots"], status["slots"], strict=True):
@@ -222,11 +221,11 @@ def test_shell_lines_start_the_engine(tmp_path: Path) -> None:
     config.write_text(
         fake_config("--fail", "started by hand") + f'\n[control]\nsocket = "{tmp_path}/c.sock"\n'
     )
-    lines = subprocess.run(
-        [sys.executable, "-m", "launcher", "plan", "--shell", "-c", str(config)],
-        check=True, capture_output=True, text=True,
-    ).stdout  # fmt: skip
-    done = subprocess.run(["sh", "-c", lines], check=False, capture_output=True, text=True, timeout=SOON_S)
+    planned = run_verb("plan", "--shell", "-c", str(config))
+    assert planned.returncode == 0, planned.stderr
+    done = subprocess.run(
+        ["sh", "-c", planned.stdout], check=False, capture_output=True, text=True, timeout=SOON_S
+    )
     assert done.stdout.count("started by hand") == 2
 
 
@@ -252,8 +251,7 @@ def test_without_its_listener_of_systemd_no_other_address_is_opened(tmp_path: Pa
         assert status["endpoint"] == ""
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", port), timeout=SOON_S)
-        words = [sys.executable, "-m", "launcher", "status", "--socket", str(path)]
-        shown = subprocess.run(words, check=False, capture_output=True, text=True, timeout=SOON_S)
+        shown = run_verb("status", "--socket", str(path))
         assert shown.returncode == 1
         assert shown.stdout.startswith("DOWN 2/2 ready; cannot serve clients: ")
     finally:

@@ -1,4 +1,4 @@
-"""`numa-launcher tune` as processes: killed and resumed, refused, interrupted."""
+"""`numa-launcher tune`: killed and resumed, refused, interrupted; a process of its own where it is killed."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from support.daemon_process import FAKE_ENGINE, SOON_S, DaemonProcess, eventually, fake_config
+from support.verbs import run_verb
 
 SURFACE = Path(__file__).parents[1] / "measure" / "tune" / "surface.py"
 MACHINE = ("--machine", "epyc-9755-2p")
@@ -43,7 +44,7 @@ class Tune:
         self.measure = f"{sys.executable} -I -S {SURFACE} {self.log} {call_s}"
 
     def words(self, *more: str) -> list[str]:
-        return [sys.executable, "-m", "launcher", "tune", "--state-dir", str(self.state), *more]
+        return ["tune", "--state-dir", str(self.state), *more]
 
     def new(self, *more: str) -> list[str]:
         return self.words(*MACHINE, *SEARCH, "--measure", self.measure, *more)
@@ -56,11 +57,8 @@ class Tune:
         return [json.loads(line) for line in file.read_bytes().rpartition(b"\n")[0].splitlines()]
 
 
-def run(argv: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=4 * SOON_S)
-
-
-def started(argv: list[str]) -> subprocess.Popen[str]:
+def started(words: list[str]) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-m", "launcher", *words]
     return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -84,9 +82,10 @@ class Finished:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     tune = Tune(tmp_path_factory.mktemp("whole") / "t")
-    done = run(tune.new("--json"))
-    assert done.returncode == 0, done.stderr
-    return Finished(tune, done.stdout)
+    with started(tune.new("--json")) as process:
+        output, errors = process.communicate(timeout=4 * SOON_S)
+    assert process.returncode == 0, errors
+    return Finished(tune, output)
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +131,7 @@ def test_kills_change_no_verdict_and_nothing_is_measured_twice(
             process.kill()
         journaled = sum(record["event"] == "repeat-ended" for record in tune.journal())
         in_progress += tune.calls("begin")[journaled + len(in_progress) :]
-    done = run(tune.words("--resume", "--json"))
+    done = run_verb(*tune.words("--resume", "--json"))
     assert done.returncode == 0, done.stderr
     assert verdict(done.stdout) == uninterrupted
     twice = Counter(tune.calls("begin")) - Counter(set(tune.calls("begin")))
@@ -184,14 +183,16 @@ def test_a_signal_prints_what_is_known_and_the_run_can_be_resumed(
     assert f"numa-launcher tune --resume {known['run']} continues" in errors
     assert "Traceback" not in errors
     if name == signal.SIGINT:  # the journal is the same for each; after SIGKILL at any moment: the test above
-        done = run(tune.words("--resume", known["run"], "--json"))
+        done = run_verb(*tune.words("--resume", known["run"], "--json"))
         assert verdict(done.stdout) == uninterrupted
 
 
 def test_a_finished_run_is_resumed_without_a_measurement(finished: Finished) -> None:
     calls = finished.tune.calls("begin")
     assert calls
-    assert json.loads(run(finished.tune.words("--resume", "--json")).stdout) == json.loads(finished.output)
+    assert json.loads(run_verb(*finished.tune.words("--resume", "--json")).stdout) == json.loads(
+        finished.output
+    )
     assert finished.tune.calls("begin") == calls
 
 
@@ -206,19 +207,19 @@ def test_a_resume_with_other_values_says_which(finished: Finished) -> None:
             'configuration.layout.strategy: "interleaved", now "contiguous"',
         ),
     ):
-        done = run(tune.words("--resume", *words))
+        done = run_verb(*tune.words("--resume", *words))
         assert done.returncode == 2
         assert "it was begun with other values: " in done.stderr
         assert what in done.stderr
         assert "begin a new run" in done.stderr
-    assert run(tune.words("--resume", "--seed", "7")).returncode == 0
+    assert run_verb(*tune.words("--resume", "--seed", "7")).returncode == 0
 
 
 def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
     tune = Tune(tmp_path / "t", call_s=600.0)
     with started(tune.new()) as process:
         eventually(lambda: tune.calls("begin"))
-        done = run(tune.new())
+        done = run_verb(*tune.new())
         process.terminate()
         process.communicate(timeout=SOON_S)
     assert done.returncode == 2
@@ -227,7 +228,7 @@ def test_a_second_run_at_the_same_time_is_refused(tmp_path: Path) -> None:
 
 def test_a_command_that_always_fails_is_a_result(tmp_path: Path) -> None:
     tune = Tune(tmp_path / "t")
-    done = run(tune.words(*MACHINE, *SEARCH, "--measure", "false", "--json"))
+    done = run_verb(*tune.words(*MACHINE, *SEARCH, "--measure", "false", "--json"))
     assert done.returncode == 1, done.stderr
     found = json.loads(done.stdout)
     assert found["winner"] is None
@@ -240,7 +241,7 @@ def test_a_running_daemon_is_never_disturbed(tmp_path: Path, start: Callable[...
     daemon.wait_ready(2)
     tune = Tune(tmp_path / "t")
     for more in ((), ("--stop-service",)):
-        done = run(tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
+        done = run_verb(*tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
         assert done.returncode == 2, more
         assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr, more
         assert not tune.calls("begin"), more
@@ -265,13 +266,13 @@ def test_apply_writes_the_winner_and_reloads_the_running_daemon(
         "1,2",
         "--json",
     )
-    done = run(tune.words(*words))
+    done = run_verb(*tune.words(*words))
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["different"]
     daemon = start(instances=1, more="# my own remark\n")
     daemon.wait_ready(1)
     before = daemon.config.read_text()
-    applied = run(tune.words("-c", str(daemon.config), "--apply", "--json"))
+    applied = run_verb(*tune.words("-c", str(daemon.config), "--apply", "--json"))
     assert applied.returncode == 0, applied.stderr
     found = json.loads(applied.stdout)["applied"]
     assert (found["reload"], found["in_use"]) == ("done", True)
@@ -283,7 +284,7 @@ def test_apply_writes_the_winner_and_reloads_the_running_daemon(
 
 def test_a_budget_without_room_for_a_comparison_is_refused(tmp_path: Path) -> None:
     tune = Tune(tmp_path / "t")
-    done = run(tune.new("--budget", "1s"))
+    done = run_verb(*tune.new("--budget", "1s"))
     assert done.returncode == 2
     assert done.stderr.startswith("cannot tune within 1 s: a visit takes about ")
     assert not tune.calls("begin")
@@ -291,7 +292,7 @@ def test_a_budget_without_room_for_a_comparison_is_refused(tmp_path: Path) -> No
 
 def test_a_machine_with_one_layout_is_refused(tmp_path: Path) -> None:
     tune = Tune(tmp_path / "t")
-    done = run(tune.words(*MACHINE, "--instances", "7", "--no-refine", "--measure", tune.measure))
+    done = run_verb(*tune.words(*MACHINE, "--instances", "7", "--no-refine", "--measure", tune.measure))
     assert done.returncode == 2
     assert "there is no layout beside the default" in done.stderr
 
@@ -314,9 +315,9 @@ def test_a_layout_that_the_daemon_cannot_start_is_taken_back(tmp_path: Path) -> 
         free = tmp_path / "free.toml"  # the same models; no daemon behind its socket
         free.write_text(text + f'[control]\nsocket = "{tmp_path}/none.sock"\n')
         words = ("-c", str(free), "--measure", tune.measure, "--no-refine", "--instances", "1,2", "--json")
-        measured = run(tune.words(*words))
+        measured = run_verb(*tune.words(*words))
         assert json.loads(measured.stdout)["different"], measured.stderr
-        done = run(tune.words("--apply", "-c", str(daemon.config), "--json"))
+        done = run_verb(*tune.words("--apply", "-c", str(daemon.config), "--json"))
         assert done.returncode == 1, done.stderr
         assert json.loads(done.stdout)["applied"]["reload"] == "rolled back"
         assert "restored" in done.stderr

@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import psutil
 from support.ports import free_port
+from support.verbs import run_verb
 
 from launcher.base.errors import LauncherError
 from launcher.control.client import ControlClient
@@ -90,11 +91,14 @@ class DaemonProcess:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def cli(self, *words: str, timeout: float = 2 * SOON_S) -> subprocess.CompletedProcess[str]:
-        """Runs one verb against this daemon."""
+    def cli(self, *words: str, timeout: float | None = None) -> subprocess.CompletedProcess[str]:
+        """Runs one verb against this daemon; in a process of its own where it has a `timeout`."""
         verb, *rest = words
+        told = (verb, *rest, "--socket", str(self.socket))
+        if timeout is None:
+            return run_verb(*told)
         return subprocess.run(
-            [sys.executable, "-m", "launcher", verb, *rest, "--socket", str(self.socket)],
+            [sys.executable, "-m", "launcher", *told],
             check=False, capture_output=True, text=True, timeout=timeout,
         )  # fmt: skip
 
