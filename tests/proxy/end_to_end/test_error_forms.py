@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from support.cases import case
 from support.fakes import SOON_S
 from support.keys import new_key
 from support.proxy_under_test import Build, ProxyUnderTest, until
@@ -117,7 +118,9 @@ REFUSALS = {
     "beyond max_body_bytes": Refusal(413, "larger than 50 bytes", settings={"max_body_bytes": 50}),
     "over the key's limit": Refusal(429, "try again in", key="slow", first=asking()),
     "no instance": Refusal(503, "no instance of m is ready", engine=False),
-    "upstream failure": Refusal(502, "no instance answered", settings={"park_timeout_s": 0.0}),
+    "upstream failure": Refusal(
+        502, "no instance answered", settings={"park_timeout_s": 0.0, "eject_failures": 1000}
+    ),
     "method": Refusal(405, "takes POST", method="PUT"),
     "unknown method": Refusal(501, "unknown method", method="A" * 33),
     "header": Refusal(400, "is not a header name", fields=("a b: c",)),
@@ -127,25 +130,31 @@ REFUSALS = {
 }
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_refusals(build: Build, tmp_path: Path, name: str, path: str) -> None:
-    case = REFUSALS[name]
+async def test_refusals(build: Build, tmp_path: Path, name: str) -> None:
+    refusal = REFUSALS[name]
     keys = {"app": new_key(tmp_path / "keys", "app"), "nope": "nope", "": ""}
-    keys["slow"] = new_key(tmp_path / "keys", "slow", requests_per_minute=1)
     keys["limited"] = new_key(tmp_path / "keys", "limited", models=["z"])
-    proxy = await build("m", "z", api_keys_file=str(tmp_path / "keys"), **case.settings)
-    if case.engine:
+    slow = [
+        new_key(tmp_path / "keys", f"slow{number}", requests_per_minute=1)
+        for number in range(len(PATHS) if refusal.key == "slow" else 0)
+    ]
+    proxy = await build("m", "z", api_keys_file=str(tmp_path / "keys"), **refusal.settings)
+    if refusal.engine:
         await proxy.engine(0, broken if name == "upstream failure" else answer_chat)
-    fields = (f"X-Api-Key: {keys[case.key]}", *case.fields)
-    if case.first is not None:
-        await whole(proxy, request_of(path, case.first, *fields))
-    status, head, body = await whole(proxy, request_of(path, case.body, *fields, method=case.method))
-    assert status == case.status
-    assert case.says in message_of(path, status, body)
-    assert head["content-type"] == "application/json"
-    assert ("retry-after" in head) == (status in {429, 502, 503})
-    assert head.get("x-should-retry") == (None if status in {429, 502, 503} else "false")
+    for path in PATHS:
+        with case(path):
+            key = slow.pop() if refusal.key == "slow" else keys[refusal.key]
+            fields = (f"X-Api-Key: {key}", *refusal.fields)
+            if refusal.first is not None:
+                await whole(proxy, request_of(path, refusal.first, *fields))
+            asked = request_of(path, refusal.body, *fields, method=refusal.method)
+            status, head, body = await whole(proxy, asked)
+            assert status == refusal.status
+            assert refusal.says in message_of(path, status, body)
+            assert head["content-type"] == "application/json"
+            assert ("retry-after" in head) == (status in {429, 502, 503})
+            assert head.get("x-should-retry") == (None if status in {429, 502, 503} else "false")
 
 
 @pytest.mark.parametrize(
@@ -529,7 +538,6 @@ async def test_the_sdks_read_the_event_of_a_broken_stream(proxy: ProxyUnderTest)
 # --- two credentials -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(
     "lines",
     [
@@ -543,12 +551,15 @@ async def test_the_sdks_read_the_event_of_a_broken_stream(proxy: ProxyUnderTest)
     ],
 )
 async def test_the_key_counts_and_goes_no_further(
-    build: Build, tmp_path: Path, path: str, lines: tuple[str, ...]
+    build: Build, tmp_path: Path, lines: tuple[str, ...]
 ) -> None:
     key = new_key(tmp_path / "keys", "app")
     proxy = await build(api_keys_file=str(tmp_path / "keys"))
     engine = await proxy.engine(0)
-    status, _, _ = await whole(proxy, request_of(path, asking(), *(line.format(key=key) for line in lines)))
-    assert status == 200
-    (call,) = (call for call in engine.calls if call.target == path)
-    assert not {name.lower() for name, _ in call.headers} & {"authorization", "x-api-key", "api-key"}
+    fields = tuple(line.format(key=key) for line in lines)
+    for path in PATHS:
+        with case(path):
+            status, _, _ = await whole(proxy, request_of(path, asking(), *fields))
+            assert status == 200
+            (call,) = (call for call in engine.calls if call.target == path)
+            assert not {name.lower() for name, _ in call.headers} & {"authorization", "x-api-key", "api-key"}
