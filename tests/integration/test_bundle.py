@@ -58,7 +58,7 @@ def test_no_secret_leaves_the_host(tmp_path: Path) -> None:
 name = "fake"
 path = "fake"
 [layout]
-instances_per_socket = 2
+instances_per_socket = 1
 [engine]
 kind = "command"
 command = {command}
@@ -68,14 +68,14 @@ hf_token_file = "{tmp_path / "token"}"
         environ,
     )
     try:
-        daemon.wait_ready(2)
+        daemon.wait_ready(1)
         said = daemon.cli("logs", "0").stdout
         for secret in (CONFIG_ENV, DAEMON_ENV, TOKEN_FILE, ARGV, URL, HEADER, FORM):
             assert secret in said, "it is planted"
         refused = daemon.cli("reload", "--dry-run", "--set", f"engine.env.OTHER_SECRET={RELOADED}")
         assert refused.returncode == 1, refused.stderr
-        os.kill(daemon.slot(1)["pid"], 9)
-        eventually(lambda: daemon.slot(1)["last_cause"], what="a cause")
+        os.kill(daemon.slot(0)["pid"], 9)
+        eventually(lambda: daemon.slot(0)["last_cause"], what="a cause")
         done = daemon.cli("bundle", "-c", str(daemon.config), "-o", str(tmp_path / "up.tar.gz"))
         assert done.returncode == 0, done.stderr
         assert "logs/slot-0.txt" in done.stdout

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import signal
 import threading
@@ -18,7 +20,6 @@ from support.terminal import run
 
 from launcher.base.errors import LauncherError
 from launcher.cli import fleet_upgrade
-from launcher.control.client import ControlClient
 from launcher.fleet.config import FleetConfig, Hosts, Ingress
 from launcher.fleet.hosts import Exchange
 
@@ -189,57 +190,59 @@ def test_a_reload_of_all_hosts(shared: Fleet) -> None:
         assert json.loads(daemon.cli("reload", "--show", "--json").stdout)["stage"] == "done"
 
 
-def test_a_key_opens_both_daemons_until_it_is_revoked(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folders = {name: tmp_path / f"{name}.keys" for name in NAMES}
-    hosts = LocalHosts(dict.fromkeys(NAMES, ""), tmp_path)
-    config = FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)))
-    assert run(["key", "add", "ann"], hosts, config) == 0
-    ann = capsys.readouterr().out.strip()
-    daemons = {
-        name: start(environ={"NUMA_LAUNCHER_PROXY__API_KEYS_FILE": str(folders[name])}) for name in NAMES
-    }
-    for daemon in daemons.values():
-        daemon.wait_ready(2)
-    assert run(["key", "add", "bob"], hosts, config) == 0
-    bob = capsys.readouterr().out.strip()
+class Keyed:
+    """Two daemons with one instance each, and the keys that they let in."""
+
+    def __init__(self, start: Start, folder: Path) -> None:
+        self.folder = folder
+        self.hosts = LocalHosts(dict.fromkeys(NAMES, ""), folder)
+        self.ann = self.key("add", "ann")
+        self.daemons = {
+            name: start(
+                instances=1, environ={"NUMA_LAUNCHER_PROXY__API_KEYS_FILE": str(folder / f"{name}.keys")}
+            )
+            for name in NAMES
+        }
+        self.hosts.sockets = {name: str(daemon.socket) for name, daemon in self.daemons.items()}
+        for daemon in self.daemons.values():
+            daemon.wait_ready(1)
+
+    def key(self, *words: str) -> str:
+        """`numa-launcher fleet key WORDS`; what it prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            assert run(["key", *words], self.hosts, FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)))) == 0
+        return out.getvalue().strip()
+
+
+@pytest.fixture(scope="module")
+def keyed(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Keyed:
+    return Keyed(start_shared, tmp_path_factory.mktemp("k"))
+
+
+def test_a_key_opens_both_daemons_until_it_is_revoked(keyed: Keyed) -> None:
+    daemons = keyed.daemons
+    bob = keyed.key("add", "bob")
     for name, daemon in daemons.items():
         assert chat(daemon.port)[0] == 401
-        assert chat(daemon.port, ann)[0] == 200
+        assert chat(daemon.port, keyed.ann)[0] == 200
         eventually(lambda port=daemon.port: chat(port, bob)[0] == 200, what=f"bob on {name}")
-    assert run(["key", "revoke", "bob"], hosts, config) == 0
+    keyed.key("revoke", "bob")
     for name, daemon in daemons.items():
         eventually(lambda port=daemon.port: chat(port, bob)[0] == 401, what=f"bob is revoked on {name}")
-    assert [chat(daemon.port, ann)[0] for daemon in daemons.values()] == [200, 200]
+    assert [chat(daemon.port, keyed.ann)[0] for daemon in daemons.values()] == [200, 200]
 
 
-def test_a_budget_holds_over_both_daemons(
-    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_budget_holds_over_both_daemons(keyed: Keyed) -> None:
     """What was spent on one host counts on the other after an exchange, and only then."""
-    config = FleetConfig(ingress=Ingress(hosts=("127.0.0.1",)))
-    assert (
-        run(
-            ["key", "add", "ann", "--budget", "200-tokens/day"],
-            LocalHosts(dict.fromkeys(NAMES, ""), tmp_path),
-            config,
-        )
-        == 0
-    )
-    key = capsys.readouterr().out.strip()
-    daemons = {
-        name: start(environ={"NUMA_LAUNCHER_PROXY__API_KEYS_FILE": str(tmp_path / f"{name}.keys")})
-        for name in NAMES
-    }
-    hosts = LocalHosts({name: str(daemon.socket) for name, daemon in daemons.items()}, tmp_path)
-    for daemon in daemons.values():
-        daemon.wait_ready(2)
+    daemons = keyed.daemons
+    key = keyed.key("add", "cid", "--budget", "200-tokens/day")
     one, other = daemons.values()
-    exchange = Exchange(hosts)
+    exchange = Exchange(keyed.hosts)
+    for daemon in daemons.values():
+        eventually(lambda its=daemon: its.get("/budgets")["budgets"], what="the key is known")
 
     def budget(daemon: DaemonProcess) -> dict[str, Any]:
-        [state] = ControlClient(str(daemon.socket)).get("/budgets")["budgets"]
+        [state] = daemon.get("/budgets")["budgets"]
         return dict(state)
 
     while budget(one)["spent"] < 120:
@@ -257,6 +260,6 @@ def test_a_budget_holds_over_both_daemons(
         == budget(other)["spent"]
         == budget(one)["spent_here"] + budget(other)["spent_here"]
     )
-    listed = one.cli("key", "list", "--file", str(tmp_path / "h1.keys"), "--socket", str(one.socket)).stdout
+    listed = one.cli("key", "list", "--file", str(keyed.folder / "h1.keys")).stdout
     assert "ELSEWHERE" in listed
     assert f"{budget(other)['spent_here']:,} tokens" in listed

@@ -18,9 +18,15 @@ from launcher.measure.tune.remembered import best_file, cpus_of, remember
 
 
 def test_from_the_state_folder_to_status(start: Callable[..., DaemonProcess], tmp_path: Path) -> None:
+    """A file that hangs does not stop the start."""
     state = tmp_path / "state"
+    file = best_file(state)
+    file.parent.mkdir(parents=True)
+    os.mkfifo(file)
     daemon = start(environ={"STATE_DIRECTORY": str(state)})
     assert daemon.wait_ready(2)["measured_layout"] is None
+    assert f"cannot read the measured layout '{file}'" in daemon.log.read_text()
+    file.unlink()
     deployment = build_deployment(load_config(daemon.config, environ=os.environ))
     best = replace(BEST, fingerprint=fingerprint_of(deployment), cpus=cpus_of(deployment.to_json()))
     remember(state, best)
@@ -40,12 +46,3 @@ def test_from_the_state_folder_to_status(start: Callable[..., DaemonProcess], tm
     assert daemon.cli("reload").returncode == 0
     eventually(lambda: not reported()["in_use"])
     assert "not the layout in use: numa-launcher tune --apply" in daemon.cli("status").stdout
-
-
-def test_a_file_that_hangs_stops_no_start(start: Callable[..., DaemonProcess], tmp_path: Path) -> None:
-    file = best_file(tmp_path / "state")
-    file.parent.mkdir(parents=True)
-    os.mkfifo(file)
-    daemon = start(environ={"STATE_DIRECTORY": str(tmp_path / "state")})
-    assert daemon.wait_ready(2)["measured_layout"] is None
-    assert f"cannot read the measured layout '{file}'" in daemon.log.read_text()

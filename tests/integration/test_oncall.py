@@ -38,8 +38,8 @@ def shared(of_module: DaemonProcess) -> Iterator[DaemonProcess]:
     of_module.config.write_text(text)
     for slot in of_module.status()["slots"]:
         if slot["intent"] != "run":
-            verb = "release" if slot["intent"] in {"hold", "quarantine"} else "resume"
-            assert of_module.cli(verb, str(slot["slot"]), "--force").returncode == 0
+            verb = {"stop": "start", "drain": "resume"}.get(slot["intent"], "release")
+            assert of_module.cli(verb, str(slot["slot"])).returncode == 0
 
 
 def test_hold_survives_everything_but_release(shared: DaemonProcess) -> None:
@@ -58,6 +58,25 @@ def test_hold_survives_everything_but_release(shared: DaemonProcess) -> None:
         assert (released.returncode, released.stdout.strip()) == (0, "slot 0 is ready"), released.stderr
         eventually(lambda: load.tally.completed, what="an answer")
     assert load.tally.failures == []
+
+
+def test_drain_resume_stop_start(shared: DaemonProcess) -> None:
+    daemon = shared
+    before = [slot["generation"] for slot in daemon.wait_ready(2)["slots"]]
+    for verb, state in [("drain", "draining"), ("drain", "draining"), ("resume", "ready"), ("resume", "ready"),
+                        ("stop", "stopped"), ("stop", "stopped"), ("start", "ready"), ("start", "ready")]:  # fmt: skip
+        done = daemon.cli(verb, "1", "--json")
+        assert done.returncode == 0, (verb, done.stderr)
+        assert json.loads(done.stdout)["state"] == state, verb
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [before[0], before[1] + 1]
+
+
+def test_an_instance_that_ignores_sigterm_is_killed(shared: DaemonProcess) -> None:
+    daemon = shared
+    before = daemon.wait_ready(2)["slots"][0]["generation"]
+    daemon.post(0, "/fault", {"kind": "ignore-term"})
+    assert daemon.cli("restart", "0").returncode == 0
+    assert daemon.slot(0)["generation"] == before + 1
 
 
 def test_a_second_disruption_is_refused_and_forced(shared: DaemonProcess) -> None:
@@ -91,26 +110,35 @@ def test_quarantine_keeps_an_unhealthy_instance_for_inspection(shared: DaemonPro
     assert daemon.cli("release", "0").returncode == 0
 
 
-def test_a_drain_deadline_ends_remaining_requests(start: Start) -> None:
-    daemon = start("--token-s", "0.2", more=BRISK)
+def test_a_drain_deadline_ends_remaining_requests(shared: DaemonProcess) -> None:
+    daemon = shared
     daemon.wait_ready(2)
-    with Load(daemon.url, "fake", workers=4, max_tokens=60) as load:
+    before = ended_otherwise(daemon)
+    with Load(daemon.url, "fake", workers=4, max_tokens=400) as load:
         eventually(lambda: daemon.slot(0)["in_flight"] > 0, what="work on slot 0")
         done = daemon.cli("drain", "0", "--deadline", "0.5")
         assert done.returncode == 0, done.stderr
         slot = daemon.slot(0)
         assert (slot["state"], slot["in_flight"], slot["deadline"]) == ("draining", 0, None)
         assert slot["pid"] is not None
-    sums = daemon.status()["requests"]
-    ended = sums["retried"] + sums["continued"] + sums["failed"]
-    assert ended > 0, "waited for: they take 12 s"
+    assert ended_otherwise(daemon) > before, "waited for: they take 12 s"
     assert len(load.tally.failures) == load.tally.honest
     assert daemon.cli("resume", "0").returncode == 0
 
 
-def test_why_after_a_crash(start: Start) -> None:
+def ended_otherwise(daemon: DaemonProcess) -> int:
+    """Count of requests that the instance they began on did not complete."""
+    sums = daemon.status()["requests"]
+    return int(sums["retried"] + sums["continued"] + sums["failed"])
+
+
+def test_why_after_a_crash_that_a_restart_cannot_cure(start: Start) -> None:
     daemon = start("--fail", "vllm: error: unrecognized arguments: --blok-size 32", instances=1, more=BRISK)
-    eventually(lambda: daemon.status() and daemon.slot(0)["state"] == "failed", what="failed")
+    slot = eventually(
+        lambda: daemon.status() and (s := daemon.slot(0))["state"] == "failed" and s, what="failed"
+    )
+    assert slot["restarts"] == 0
+    assert slot["last_cause"]["name"] == "bad-argument"
     done = daemon.cli("why", "0")
     assert done.returncode == 0
     assert "bad-argument: the engine does not know one of its arguments (exit code 1)" in done.stdout
@@ -119,6 +147,9 @@ def test_why_after_a_crash(start: Start) -> None:
     found = json.loads(daemon.cli("why", "0", "--json").stdout)
     assert found["cause"]["evidence"] == ["vllm: error: unrecognized arguments: --blok-size 32"]
     assert found["lines"][-1]["text"].endswith("--blok-size 32")
+    done = daemon.cli("start", "0", "--json")
+    assert done.returncode == 1
+    assert json.loads(done.stdout)["state"] == "failed"
 
 
 def test_an_instance_killed_from_outside_restarts_at_once(shared: DaemonProcess) -> None:
@@ -220,9 +251,9 @@ def test_an_invalid_configuration_changes_nothing(shared: DaemonProcess) -> None
     assert [slot["pid"] for slot in daemon.status()["slots"]] == before
 
 
-def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> None:
-    daemon = start("--token-s", "0.03", more=BRISK)
-    daemon.wait_ready(2)
+def test_a_configuration_that_fails_to_start_is_rolled_back(shared: DaemonProcess) -> None:
+    daemon = shared
+    before = daemon.wait_ready(2)["slots"]
     edit(daemon, '"--token-s", "0.03"', '"--fail", "vllm: error: unrecognized arguments: --token-s"')
     with Load(daemon.url, "fake", workers=4, max_tokens=8) as load:
         done = daemon.cli("reload")
@@ -232,13 +263,13 @@ def test_a_configuration_that_fails_to_start_is_rolled_back(start: Start) -> Non
     assert load.tally.failures == []
     slots = daemon.status()["slots"]
     assert [slot["state"] for slot in slots] == ["ready", "ready"]
-    assert slots[1]["generation"] == 1, "the other one was never touched"
+    assert slots[1]["generation"] == before[1]["generation"], "the other one was never touched"
 
 
-def test_a_configuration_with_slow_instances_is_rolled_back(start: Start) -> None:
-    daemon = start("--token-s", "0.01", more=BRISK)
+def test_a_configuration_with_slow_instances_is_rolled_back(shared: DaemonProcess) -> None:
+    daemon = shared
     daemon.wait_ready(2)
-    edit(daemon, '"--token-s", "0.01"', '"--token-s", "2.5"')
+    edit(daemon, '"--token-s", "0.03"', '"--token-s", "2.5"')
     done = daemon.cli("reload")
     assert done.returncode == 1
     assert "for one token, its sibling" in done.stdout
@@ -318,10 +349,10 @@ def test_a_model_that_comes_late_is_waited_for(start: Start, tmp_path: Path) -> 
         "NUMA_LAUNCHER_MODELS__0__PATH": str(model),
         "NUMA_LAUNCHER_ENGINE__ARGS": '["--metrics", "{model}/config.json"]',
     }
-    daemon = start(more=BRISK, environ=more)
+    daemon = start(instances=1, more=BRISK, environ=more)
     eventually(lambda: "waiting for it" in daemon.log.read_text(), what="the model named as missing")
     elsewhere.rename(model)
-    daemon.wait_ready(2)
+    daemon.wait_ready(1)
     model.rename(elsewhere)
     os.kill(daemon.slot(0)["pid"], signal.SIGKILL)
     eventually(
@@ -330,14 +361,15 @@ def test_a_model_that_comes_late_is_waited_for(start: Start, tmp_path: Path) -> 
     time.sleep(1.0)
     assert daemon.slot(0)["state"] == "backoff"
     elsewhere.rename(model)
-    daemon.wait_ready(2)
+    daemon.wait_ready(1)
 
 
 def test_files_of_the_listener_that_come_late_are_waited_for(start: Start, tmp_path: Path) -> None:
     """A certificate that is issued after the boot; `status` says what is lacking."""
     made, mount = make_certificate(tmp_path), tmp_path / "mount"
     names = {"TLS_CERTIFICATE": mount / made.path.name, "TLS_KEY": mount / made.key.name}
-    daemon = start(environ={f"NUMA_LAUNCHER_PROXY__{key}": str(path) for key, path in names.items()})
+    environ = {f"NUMA_LAUNCHER_PROXY__{key}": str(path) for key, path in names.items()}
+    daemon = start(instances=1, environ=environ)
     shown = eventually(
         lambda: (done := daemon.cli("status")).returncode == 3 and done,
         what="an answer of a daemon that waits",
@@ -349,20 +381,20 @@ def test_files_of_the_listener_that_come_late_are_waited_for(start: Start, tmp_p
     mount.mkdir()
     made.key.rename(names["TLS_KEY"])
     made.path.rename(names["TLS_CERTIFICATE"])
-    status = daemon.wait_ready(2)
+    status = daemon.wait_ready(1)
     assert status["endpoints"] == [daemon.url.replace("http:", "https:")]
     assert [file["state"] for file in status["files"]] == ["in use"]
 
 
 def test_an_address_that_is_not_here_yet_is_told(start: Start) -> None:
     late = f"192.0.2.7:{free_port()}"  # RFC 5737
-    daemon = start(environ={"NUMA_LAUNCHER_PROXY__LISTEN": f'["{late}"]'})
-    status = daemon.wait_ready(2)
+    daemon = start(instances=1, environ={"NUMA_LAUNCHER_PROXY__LISTEN": f'["{late}"]'})
+    status = daemon.wait_ready(1)
     assert (status["endpoints"], status["absent_endpoints"]) == ([f"http://{late}"], [f"http://{late}"])
     done = daemon.cli("status", "--short")
     assert done.returncode == 2, done
     assert done.stdout.startswith(
-        f"DOWN 2/2 ready; no interface of this host has the address of http://{late}; "
+        f"DOWN 1/1 ready; no interface of this host has the address of http://{late}; "
     )
     assert f"no interface of this host has the address of http://{late} yet" in daemon.log.read_text()
 

@@ -76,6 +76,15 @@ def continued(daemon: DaemonProcess) -> float:
 
 def test_planned_started_probed_and_continued(start: Start) -> None:
     daemon = start()
+    phases = set()
+
+    def ready() -> bool:
+        status = daemon.status()
+        phases.update(slot.get("phase") for slot in status.get("slots", ()))
+        return bool(status) and status["ready"] == 2
+
+    eventually(ready)
+    assert phases & {"sharpening pencils", "paper in"}, "it tells its start in its own phases"
     status = daemon.wait_ready(2)
     assert [slot["max_num_seqs"] for slot in status["slots"]] == [toy_engine.LANES] * 2
     assert streamed(daemon, 10)[0] == f"{COUNTING} "
@@ -88,19 +97,6 @@ def test_planned_started_probed_and_continued(start: Start) -> None:
         text, _, whole = streamed(daemon, 10)
         assert (text, whole) == (f"{COUNTING} ", True)
     assert continued(daemon) > 0
-
-
-def test_its_start_is_told_in_its_own_phases(start: Start) -> None:
-    daemon = start()
-    phases = set()
-
-    def ready() -> bool:
-        status = daemon.status()
-        phases.update(slot.get("phase") for slot in status.get("slots", ()))
-        return bool(status) and status["ready"] == 2
-
-    eventually(ready)
-    assert phases & {"sharpening pencils", "paper in"}
 
 
 def test_its_crash_is_diagnosed_in_its_own_words(start: Start) -> None:

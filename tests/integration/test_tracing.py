@@ -41,9 +41,12 @@ def metric(daemon: DaemonProcess, line: str) -> float:
 def test_a_daemon_sends_traces_and_tells_the_same(start: Start) -> None:
     with receiving() as receiver:
         daemon = start(
-            "--token-s", "0.2", more=f'[telemetry]\notlp_endpoint = "{receiver.url}"\notlp_sampling = 1\n'
+            "--token-s",
+            "0.2",
+            instances=1,
+            more=f'[telemetry]\notlp_endpoint = "{receiver.url}"\notlp_sampling = 1\n',
         )
-        daemon.wait_ready(2)
+        daemon.wait_ready(1)
         ask(daemon, "req-1")
         spans = receiver.wait(3)
         ask(daemon, "req-2")
@@ -58,8 +61,8 @@ def test_a_daemon_sends_traces_and_tells_the_same(start: Start) -> None:
 
 def test_why_of_a_request_and_a_collector_that_is_gone(start: Start) -> None:
     endpoint = f"http://127.0.0.1:{free_port()}"
-    daemon = start(more=f'[telemetry]\notlp_endpoint = "{endpoint}"\notlp_sampling = 1\n')
-    daemon.wait_ready(2)
+    daemon = start(instances=1, more=f'[telemetry]\notlp_endpoint = "{endpoint}"\notlp_sampling = 1\n')
+    daemon.wait_ready(1)
     ask(daemon, "req-1")
     found = json.loads(daemon.cli("why", "req-1", "--json").stdout)
     assert [step["what"] for step in found["steps"]] == ["received", "sent", "first token", "ended"]

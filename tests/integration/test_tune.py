@@ -237,8 +237,8 @@ def test_a_command_that_always_fails_is_a_result(tmp_path: Path) -> None:
 
 
 def test_a_running_daemon_is_never_disturbed(tmp_path: Path, start: Callable[..., DaemonProcess]) -> None:
-    daemon = start()
-    daemon.wait_ready(2)
+    daemon = start(instances=1)
+    daemon.wait_ready(1)
     tune = Tune(tmp_path / "t")
     for more in ((), ("--stop-service",)):
         done = run_verb(*tune.words("-c", str(daemon.config), "--measure", tune.measure, *more))
@@ -246,7 +246,7 @@ def test_a_running_daemon_is_never_disturbed(tmp_path: Path, start: Callable[...
         assert f"a numa-launcher daemon (pid {daemon.process.pid})" in done.stderr, more
         assert not tune.calls("begin"), more
         assert not list(tune.state.glob("tuning/*/journal.jsonl")), "--resume would continue it"
-        assert daemon.status()["ready"] == 2, more
+        assert daemon.status()["ready"] == 1, more
 
 
 def test_apply_writes_the_winner_and_reloads_the_running_daemon(

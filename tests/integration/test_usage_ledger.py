@@ -163,9 +163,9 @@ def metrics(daemon: DaemonProcess) -> str:
 def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     start: Callable[..., DaemonProcess],
 ) -> None:
-    daemon = start()
+    daemon = start(instances=1)
     path = daemon.folder / "state" / "usage" / "usage.db"
-    daemon.wait_ready(2)
+    daemon.wait_ready(1)
     assert all(daemon.answers() for _ in range(20))
     try:
         eventually(lambda: len(whole_if_begun(path)) == 20)
@@ -182,8 +182,8 @@ def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     daemon.process.kill()
     daemon.process.wait()
     daemon.nothing_left()
-    again = start(environ={"STATE_DIRECTORY": str(daemon.folder / "state")})
-    again.wait_ready(2)
+    again = start(instances=1, environ={"STATE_DIRECTORY": str(daemon.folder / "state")})
+    again.wait_ready(1)
     assert all(again.answers() for _ in range(5))
     again.process.send_signal(signal.SIGTERM)
     again.process.wait(SOON_S)
@@ -199,8 +199,8 @@ def test_a_folder_that_cannot_be_written_is_said_and_requests_are_served(
     start: Callable[..., DaemonProcess], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("no folder")
-    daemon = start(environ={"STATE_DIRECTORY": str(tmp_path / "file")})
-    daemon.wait_ready(2)
+    daemon = start(instances=1, environ={"STATE_DIRECTORY": str(tmp_path / "file")})
+    daemon.wait_ready(1)
     assert daemon.answers()
     [warning] = eventually(lambda: [text for text in daemon.status()["warnings"] if "1 entries wait" in text])
     assert "cannot write the usage ledger" in warning
