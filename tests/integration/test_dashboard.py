@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import pytest
 from integration.dashboard_pages import pages
+from support.certificates import certify
 from support.daemon_process import DaemonProcess, eventually
 from support.ports import free_port
 
@@ -184,11 +185,7 @@ def test_behind_nginx(tmp_path: Path) -> None:
     nginx = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin")
     assert nginx is not None, "apt-get install nginx"
     port, own = free_port(), tmp_path / "http.sock"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-         "-subj", "/CN=dashboard.example.com", "-keyout", tmp_path / "dashboard.key", "-out", tmp_path / "dashboard.pem"],
-        check=True, capture_output=True,
-    )  # fmt: skip
+    certify(tmp_path, "dashboard")
     hashed = subprocess.run(
         ["openssl", "passwd", "-apr1", "s3cret"], check=True, capture_output=True, text=True
     ).stdout

@@ -7,11 +7,11 @@ import contextlib
 import os
 import resource
 import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.certificates import certify
 from support.daemon_process import SOON_S, DaemonProcess, eventually
 
 from launcher.control.client import ControlClient
@@ -33,14 +33,8 @@ def few_files() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def certify(folder: Path) -> dict[str, str]:
-    """TLS settings."""
-    chain, key = folder / "c.pem", folder / "c.key"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-subj", "/CN=localhost", "-keyout", key, "-out", chain],
-        check=True, capture_output=True,
-    )  # fmt: skip
+def tls_settings(folder: Path) -> dict[str, str]:
+    chain, key = certify(folder, "c")
     return {
         "NUMA_LAUNCHER_PROXY__TLS_CERTIFICATE": str(chain),
         "NUMA_LAUNCHER_PROXY__TLS_KEY": str(key),
@@ -100,7 +94,7 @@ def test_silent_clients_do_not_block_others(
     start: Callable[..., DaemonProcess], tmp_path: Path, kind: str
 ) -> None:
     """The control socket always answers; after the silent connections time out, clients are served again."""
-    daemon = limited(start, ENVIRON | (certify(tmp_path) if kind == "tls" else {}))
+    daemon = limited(start, ENVIRON | (tls_settings(tmp_path) if kind == "tls" else {}))
     before = files_of(daemon)
     watch = Watch(daemon)
     clients = connect_all(daemon.port, CLIENTS)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from support.certificates import certify
+
 PROGRAM = Path(__file__).parent / "cloud_endpoint.py"
 
 
@@ -31,13 +33,7 @@ class Certificate(NamedTuple):
 
 
 def make_certificate(folder: Path, days: int = 2) -> Certificate:
-    made = Certificate(folder / "cloud.pem", folder / "cloud-key.pem")
-    command = (
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {made.key} -out {made.path} "
-        f"-subj /CN=localhost -addext subjectAltName=DNS:localhost -days {days}"
-    )
-    subprocess.run(command.split(), check=True, capture_output=True)
-    return made
+    return Certificate(*certify(folder, "cloud", days=days, hosts="DNS:localhost"))
 
 
 @dataclass

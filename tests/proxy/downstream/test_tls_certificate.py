@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
+from support.certificates import certify
 
 from launcher.proxy.downstream.tls import validity
 
 DAY_S = 86_400
 
 
-def certify(folder: Path, days: int) -> str:
-    chain = folder / f"{days}.pem"
-    subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes",
-         "-days", str(days), "-subj", "/CN=x", "-keyout", folder / "k", "-out", chain],
-        check=True, capture_output=True,
-    )  # fmt: skip
-    return chain.read_text()
+def texts(folder: Path, days: int) -> tuple[str, str]:
+    """A certificate and its key."""
+    chain, key = certify(folder, str(days), days=days)
+    return chain.read_text(), key.read_text()
 
 
 @pytest.mark.parametrize("days", [2, 36_500])  # the second ends after 2049: GeneralizedTime
 def test_end(tmp_path: Path, days: int) -> None:
-    found = validity(certify(tmp_path, days))
+    found = validity(texts(tmp_path, days)[0])
     assert found is not None
     begin, end = found
     assert begin == pytest.approx(time.time(), abs=600)
@@ -33,7 +29,7 @@ def test_end(tmp_path: Path, days: int) -> None:
 
 
 def test_the_earliest_of_the_chain_counts(tmp_path: Path) -> None:
-    found = validity(certify(tmp_path, 90) + certify(tmp_path, 3) + (tmp_path / "k").read_text())
+    found = validity(texts(tmp_path, 90)[0] + "".join(texts(tmp_path, 3)))
     assert found is not None
     assert found[1] == pytest.approx(time.time() + 3 * DAY_S, abs=600)
 

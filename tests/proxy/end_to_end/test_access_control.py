@@ -181,13 +181,7 @@ async def test_prompts_are_logged_only_where_that_is_wanted(
 
 
 async def test_tls(tmp_path: Path) -> None:
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    command = (
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} "
-        "-subj /CN=localhost -addext subjectAltName=IP:127.0.0.1 -days 2"
-    )
-    await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
-    key.chmod(0o600)
+    certificate, key = await asyncio.to_thread(certify, tmp_path, "c")
     server = ProxyServer(
         Proxy(listen=("127.0.0.1:0",), tls_certificate=str(certificate), tls_key=str(key)),
         models=[Model(name="m", path="/x")],

@@ -6,13 +6,13 @@ import asyncio
 import json
 import socket
 import ssl
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.certificates import certify
 from support.fakes import SOON_S, looked
 from support.hand_clock import HandClock, at
 from support.keys import make, put
@@ -321,12 +321,7 @@ async def test_a_kept_connection_that_was_closed_is_no_reason_to_send_twice(
 
 async def test_tls(build: Build, cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint's certificate is checked, for its name; connections are kept."""
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    command = (
-        f"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout {key} -out {certificate} "
-        "-subj /CN=localhost -addext subjectAltName=DNS:localhost -days 2"
-    )
-    await asyncio.to_thread(subprocess.run, command.split(), check=True, capture_output=True)
+    certificate, key = await asyncio.to_thread(certify, tmp_path, "c", hosts="DNS:localhost")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
     async with await asyncio.start_server(cloud.serve, "127.0.0.1", 0, ssl=context) as server:
