@@ -69,32 +69,26 @@ def test_from_start_to_ctrl_c(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         assert line(process) == ""
 
 
-def test_malformed_requests_are_refused_and_not_logged(tmp_path: Path) -> None:
+def test_on_a_unix_socket_malformed_requests_are_refused_and_not_logged(tmp_path: Path) -> None:
     """Anyone who reaches the port could fill the log."""
+    own = tmp_path / "d.sock"
     malformed = (
         b"GET / HTTP/1.1\r\nHost: a\r\nHost: b", b"GET /" + b"a" * 9000 + b" HTTP/1.1", b"FOO / HTTP/1.1",
         b"\x16\x03\x01<img>",
     )  # fmt: skip
-    with running("--listen", f"unix:{tmp_path}/d.sock", "--socket", str(tmp_path / "none")) as process:
+    with running("--listen", f"unix:{own}", "--socket", str(tmp_path / "none")) as process:
         said = [line(process) for _ in range(4)]
+        assert said[0] == f"unix:{own}\n"
+        assert f"ssh -L 8430:{own} HOST" in said[1]
         assert said[2].startswith("cannot reach numa-launcher")
         for request in malformed:
             with socket.socket(socket.AF_UNIX) as client:
-                client.connect(f"{tmp_path}/d.sock")
+                client.connect(str(own))
                 client.sendall(request + b"\r\n\r\n")
                 assert client.recv(100).startswith(b"HTTP/1.0 400 ")
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert line(process) == ""
-
-
-def test_on_a_unix_socket(tmp_path: Path) -> None:
-    own = tmp_path / "d.sock"
-    with running("--listen", f"unix:{own}", "--socket", str(tmp_path / "none")) as process:
-        assert line(process) == f"unix:{own}\n"
-        assert f"ssh -L 8430:{own} HOST" in line(process)
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
+        assert line(process) == ""
     assert not own.exists()
 
 

@@ -18,6 +18,7 @@ from support.terminal import Terminal
 from launcher.cli import main
 
 TOP = (sys.executable, "-m", "launcher", "top", "--interval", "0.2")
+CTRL_C, CTRL_D = "\x03", "\x04"
 
 
 @pytest.fixture
@@ -35,6 +36,14 @@ def daemon(
         yield daemon
 
 
+def ended_by(key: str, terminal: Terminal) -> None:
+    """The key ends it, and the terminal is as before. Four tests end with another key each."""
+    assert not terminal.is_as_before()
+    terminal.type(key)
+    assert terminal.ended() == 0
+    assert terminal.is_as_before()
+
+
 @pytest.mark.usefixtures("daemon")
 def test_what_it_shows_is_alive(operations: FakeOperations) -> None:
     with Terminal(TOP, 100, 30) as terminal:
@@ -45,23 +54,8 @@ def test_what_it_shows_is_alive(operations: FakeOperations) -> None:
         operations.slots[1] = replace(operations.slots[1], state="failed", last_cause=CAUSE)
         terminal.shows("DEGRADED 1/2 ready; slot 1 failed")
         terminal.shows("slot 1: oom: it died")
-        terminal.type("q")
-        assert terminal.ended() == 0
-        assert terminal.is_as_before()
-
-
-@pytest.mark.usefixtures("daemon")
-@pytest.mark.parametrize(
-    ("key", "code"), [("q", 0), ("Q", 0), ("\x04", 0), ("\x03", 0)], ids=["q", "Q", "Ctrl-D", "Ctrl-C"]
-)
-def test_keys_end_it(key: str, code: int) -> None:
-    with Terminal(TOP) as terminal:
-        terminal.shows("OK 2/2 ready")
-        assert not terminal.is_as_before()
         terminal.type("xyz \x1b[A")  # keys that mean nothing
-        terminal.type(key)
-        assert terminal.ended() == code
-        assert terminal.is_as_before()
+        ended_by("q", terminal)
 
 
 @pytest.mark.usefixtures("daemon")
@@ -114,9 +108,7 @@ def test_ctrl_z_gives_the_terminal_back_for_a_while() -> None:
         assert terminal.is_as_before()
         terminal.process.send_signal(signal.SIGCONT)
         terminal.until(lambda: not terminal.is_as_before(), "that it draws again")
-        terminal.type("q")
-        assert terminal.ended() == 0
-        assert terminal.is_as_before()
+        ended_by("Q", terminal)
 
 
 @pytest.mark.usefixtures("daemon")
@@ -145,8 +137,7 @@ def test_80_by_24_with_many_slots_and_other_sizes(operations: FakeOperations) ->
                 f"a frame of {columns} x {lines}",
             )
         terminal.until(lambda: terminal.display[20].startswith("15 "), "the last slot again")
-        terminal.type("q")
-        assert terminal.ended() == 0
+        ended_by(CTRL_D, terminal)
 
 
 @pytest.mark.usefixtures("daemon")
@@ -154,8 +145,7 @@ def test_no_color() -> None:
     with Terminal(TOP, environ={"NO_COLOR": "1"}) as terminal:
         terminal.shows("OK 2/2 ready")
         terminal.shows("digit: slot")
-        terminal.type("q")
-        assert terminal.ended() == 0
+        ended_by(CTRL_C, terminal)
         assert not terminal.has_colours()
 
 
@@ -173,9 +163,7 @@ def test_it_goes_on_over_a_restart_of_the_daemon(tmp_path: Path, operations: Fak
                 terminal.shows("DEGRADED 1/2 ready")
                 assert "no answer" not in "\n".join(terminal.display)
                 terminal.shows("slot 0: loading weights")
-                terminal.type("q")
-                assert terminal.ended() == 0
-                assert terminal.is_as_before()
+                ended_by("q", terminal)
 
 
 def test_nobody_there_is_said_as_by_any_verb(tmp_path: Path) -> None:
