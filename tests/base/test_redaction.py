@@ -84,14 +84,14 @@ PLANTED = (
 
 
 @pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("secret", [SECRET, "s" * 300])
-def test_a_secret_is_masked_by_what_stands_beside_it(planted: str, secret: str) -> None:
-    text = planted.replace("{}", secret).replace("{{", "{").replace("}}", "}")
-    shown = Redactor().text(f"before\n{text}\nafter")
-    assert secret not in shown
-    assert MASK in shown
-    assert shown.startswith("before\n")
-    assert shown.endswith("\nafter")
+def test_a_secret_is_masked_by_what_stands_beside_it(planted: str) -> None:
+    for secret in (SECRET, "s" * 300):
+        text = planted.replace("{}", secret).replace("{{", "{").replace("}}", "}")
+        shown = Redactor().text(f"before\n{text}\nafter")
+        assert secret not in shown
+        assert MASK in shown
+        assert shown.startswith("before\n")
+        assert shown.endswith("\nafter")
 
 
 def test_a_number_is_a_password_and_no_token() -> None:

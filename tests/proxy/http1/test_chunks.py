@@ -12,7 +12,6 @@ def read(data: bytes, step: int) -> tuple[bytes, ChunkedDecoder]:
     return b"".join(decoder.feed(data[at : at + step]) for at in range(0, len(data), step)), decoder
 
 
-@pytest.mark.parametrize("step", [1, 2, 3, 7, 1000])
 @pytest.mark.parametrize(
     ("data", "payload"),
     [
@@ -25,16 +24,17 @@ def read(data: bytes, step: int) -> tuple[bytes, ChunkedDecoder]:
         (b"5 ;a\r\nhello\r\n0\r\nX: 1\r\nY: 2\r\n\r\n", b"hello"),
     ],
 )
-def test_bodies(data: bytes, payload: bytes | None, step: int) -> None:
-    if payload is None:
-        with pytest.raises(BadFraming):
-            read(data, step)
-        return
-    found, decoder = read(data, step)
-    assert found == payload
-    assert decoder.ended
-    assert decoder.at_boundary
-    assert decoder.rest == b""
+def test_bodies(data: bytes, payload: bytes | None) -> None:
+    for step in (1, 2, 3, 7, 1000):
+        if payload is None:
+            with pytest.raises(BadFraming):
+                read(data, step)
+            continue
+        found, decoder = read(data, step)
+        assert found == payload, step
+        assert decoder.ended, step
+        assert decoder.at_boundary, step
+        assert decoder.rest == b"", step
 
 
 def test_one_whole_chunk_in_one_read() -> None:
@@ -62,7 +62,6 @@ def test_boundaries() -> None:
     assert decoder.ended
 
 
-@pytest.mark.parametrize("step", [1, 1000])
 @pytest.mark.parametrize(
     "data",
     [
@@ -101,9 +100,10 @@ def test_boundaries() -> None:
         b"1;%b\r\nx\r\n" % (b"a" * 1000) * 20,
     ],
 )
-def test_invalid_chunked_bodies(data: bytes, step: int) -> None:
-    with pytest.raises(BadFraming):
-        read(data, step)
+def test_invalid_chunked_bodies(data: bytes) -> None:
+    for step in (1, 1000):
+        with pytest.raises(BadFraming):
+            read(data, step)
 
 
 @pytest.mark.parametrize("chunk", [b"1\r\nx\r\n", b"1;a=b\r\nx\r\n"])
