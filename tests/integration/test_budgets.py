@@ -34,7 +34,7 @@ MOST_OUTPUT = 40
 MESSAGES = [{"role": "user", "content": "how are you?"}]
 PROMPT = len(json.dumps(MESSAGES))
 WORTH = PROMPT + MOST_OUTPUT
-TOKENS_PER_KILL = 40_000
+TOKENS_PER_KILL = 10_000
 # A commit comes every 0.1 s, and takes milliseconds; other jobs may use the cpus.
 LOST_S = 2.0
 UTC = ZoneInfo("UTC")
@@ -63,7 +63,7 @@ class Kill:
 def engine(tmp_path: Path) -> Iterator[Path]:
     socket = tmp_path / "engine.sock"
     with subprocess.Popen(
-        [sys.executable, str(FAKE_ENGINE), "--uds", str(socket), "--model", "fake", "--token-s", "0.002"],
+        [sys.executable, str(FAKE_ENGINE), "--uds", str(socket), "--model", "fake", "--token-s", "0.01"],
         stderr=subprocess.DEVNULL,  # of clients that left
     ) as process:
         try:
