@@ -10,8 +10,9 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from launcher.base.database import NoDataError
 from launcher.telemetry.history import HOUR
 
 BUSY_LEDGER = Path(__file__).parents[1] / "support" / "busy_ledger.py"
+KILLED_AT_COMMIT = BUSY_LEDGER.with_name("killed_at_commit.py")
 FOREVER = 1e12
 # A turn begins so long after the end of the one before, and writes all that ended before it began. Its commit takes
 # milliseconds; other jobs may use the cpus.
@@ -110,17 +112,18 @@ def test_sigkill_at_each_commit(tmp_path: Path) -> None:
     and the history's rows of the same time. What is missing ended after the turn before had begun. The next process goes on,
     whatever the one before had not added to the hourly sums."""
     path, known = tmp_path / "usage.db", 0
-    for number in range(1, 7):
-        for when in ("before", "after"):
-            script = Path(__file__).parents[1] / "support" / "killed_at_commit.py"
-            done = subprocess.run(
-                [sys.executable, str(script), str(path), str(known), str(number), when],
-                check=False, capture_output=True, text=True, timeout=SOON_S,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3]))},
-            )  # fmt: skip
-            assert done.returncode == -signal.SIGKILL, done.stderr
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, Path(__file__).parents[1:3]))}
+    with subprocess.Popen(
+        [sys.executable, str(KILLED_AT_COMMIT), str(path)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ,
+    ) as writers:  # fmt: skip
+        assert writers.stdin is not None
+        assert writers.stdout is not None
+        for number, when in product(range(1, 7), ("before", "after")):
+            print(known, number, when, file=writers.stdin, flush=True)
+            *told, count, ended = until_one_ended(writers.stdout)
+            assert ended == f"ended {-signal.SIGKILL}"
             found = whole(path)
-            *told, count = done.stdout.split()
             assert len(found) == int(count) >= written_by_turns(told, known)
             assert [int(entry.request_id) for entry in found] == list(range(len(found)))  # no gap, none twice
             known = len(found)
@@ -129,7 +132,17 @@ def test_sigkill_at_each_commit(tmp_path: Path) -> None:
             assert load == list(range(min(load, default=0), max(load, default=-1) + 1))
             assert max(load, default=0) >= known - 1
             assert len(load) >= min(HOUR.most, known - 1)
+        writers.stdin.close()
+    assert writers.returncode == 0
     assert known > 0
+
+
+def until_one_ended(lines: Iterator[str]) -> Iterator[str]:
+    """The lines up to the one that says how a process ended."""
+    for line in lines:
+        yield line.strip()
+        if line.startswith("ended "):
+            return
 
 
 def stored_sum(path: Path) -> int:

@@ -1,8 +1,9 @@
-"""A process that enters requests into a usage ledger and is killed at a commit: `killed_at_commit.py FILE FIRST N WHEN`.
+"""Processes that enter requests into a usage ledger and are killed at a commit: `killed_at_commit.py FILE`.
 
-WHEN: "before" or "after" the N-th commit. Entries have the numbers FIRST, FIRST + 1, ... as their ids; before each, a
-budget's sum is stored, as the daemon does it, and a row of the history is added. The process prints what ToldLedger tells,
-and before it ends how many entries the file has then."""
+Each line of its input, FIRST N WHEN, forks one: the modules are imported once. WHEN: "before" or "after" the N-th commit.
+Entries have the numbers FIRST, FIRST + 1, ... as their ids; before each, a budget's sum is stored, as the daemon does it,
+and a row of the history is added. The process prints what ToldLedger tells, and before it ends how many entries the file
+has then. Then follows a line with "ended" and its exit code: the negative number of the signal."""
 
 from __future__ import annotations
 
@@ -11,6 +12,7 @@ import os
 import signal
 import sqlite3
 import sys
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,13 +54,7 @@ class Killed(Database):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    path, number, Killed.left, Killed.when = (
-        Path(sys.argv[1]),
-        int(sys.argv[2]),
-        int(sys.argv[3]),
-        sys.argv[4],
-    )
+def run(path: Path, number: int) -> None:
     load = LoadTable(lambda: 1 << 60)
     ledger = ToldLedger(Usage(), path, mirrored=[load])
     ledger.first = number
@@ -70,6 +66,22 @@ def main() -> None:
         load.add([row(following * STEP_MS)])
 
     enter(ledger, number, before)
+
+
+def main() -> None:
+    for line in sys.stdin:
+        first, left, when = line.split()
+        child = os.fork()
+        if not child:
+            try:
+                Killed.left, Killed.when = int(left), when
+                run(Path(sys.argv[1]), int(first))
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        print("ended", os.waitstatus_to_exitcode(status), flush=True)
 
 
 if __name__ == "__main__":
