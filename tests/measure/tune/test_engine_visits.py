@@ -45,14 +45,19 @@ class SmallDriver:
     name = "small"
     version = "1"
 
-    def __init__(self, before: str = "") -> None:
+    def __init__(self) -> None:
         self.jobs: list[Job] = []
-        self._code = before + CLIENT
+        self.before = ""
+        """Lines of the load generator before its own."""
+        self.killed: psutil.Process | None = None
+        """It is killed before the load generator starts."""
 
     def prepare(self, job: Job) -> Command:
         self.jobs.append(job)
+        if self.killed is not None:
+            self.killed.kill()
         words = (job.target.url, str(job.result_file), str(job.requests))
-        return Command((sys.executable, "-I", "-S", "-c", self._code, *words), {})
+        return Command((sys.executable, "-I", "-S", "-c", self.before + CLIENT, *words), {})
 
     def progress(self, output: str) -> Phase:
         return Phase(measuring=False, ended=False, done=0)
@@ -95,45 +100,47 @@ def visit(number: int = 1) -> Visit:
     return Visit(number=number, candidate=0, purpose="race", repeats=2)
 
 
+def engine_process() -> psutil.Process:
+    """An engine of this test."""
+    own = psutil.Process().children(recursive=True)
+    return next(
+        each for each in own if "--uds" in each.cmdline() and "shim.py" not in "".join(each.cmdline())
+    )
+
+
 def test_a_visit_is_one_start_with_one_warm_up_and_a_seed_per_repeat(tmp_path: Path) -> None:
+    """A load generator that fails and an instance that ends are the causes of repeats that fail."""
     driver = SmallDriver()
-    with EngineVisits(setting(tmp_path, driver)).start(candidate(), visit()) as session:
+    with EngineVisits(setting(tmp_path, driver)).start(candidate("vllm"), visit()) as session:
+        zentorch_is_switched_off(engine_process())
         assert len(session.answers()) == len(PROMPTS)
         first, second = session.measure(0, 11), session.measure(1, 12)
+        measured = list(driver.jobs)
+        driver.before = "raise SystemExit('no tokenizer')\n"
+        with pytest.raises(MeasurementFailedError, match="no tokenizer"):
+            session.measure(2, 13)
+        driver.before, driver.killed = "import time; time.sleep(0.5)\n", engine_process()
+        with pytest.raises(MeasurementFailedError, match="an instance ended while it was measured: slot"):
+            session.measure(3, 14)
     assert first.output_tokens_per_s > 0
     assert second.output_tokens_per_s > 0
     assert (first.failed, first.ttft_p99_s) == (0, 0.3)
-    assert [(job.name, job.seed) for job in driver.jobs if job.name != "warm-up"] == [
-        ("001", 11),
-        ("001", 12),
-    ]
-    assert [job.name for job in driver.jobs].count("warm-up") == 1
-    target = driver.jobs[0].target
+    assert [(job.name, job.seed) for job in measured if job.name != "warm-up"] == [("001", 11), ("001", 12)]
+    assert [job.name for job in measured].count("warm-up") == 1
+    target = measured[0].target
     assert (target.model, target.tokenizer, target.cores) == ("fake", "fake", 2)
 
 
-class KillingDriver(SmallDriver):
-    """Kills an engine of this test before its load generator starts."""
-
-    def prepare(self, job: Job) -> Command:
-        own = psutil.Process().children(recursive=True)
-        next(
-            each for each in own if "--uds" in each.cmdline() and "shim.py" not in "".join(each.cmdline())
-        ).kill()
-        return super().prepare(job)
-
-
-def test_an_instance_that_ends_during_a_repeat_is_its_cause(tmp_path: Path) -> None:
-    with EngineVisits(setting(tmp_path, KillingDriver())).start(candidate(), visit()) as session:  # noqa: SIM117
-        with pytest.raises(MeasurementFailedError, match="an instance ended while it was measured: slot"):
-            session.measure(0, 1)
-
-
-def test_a_load_generator_that_fails_is_the_cause(tmp_path: Path) -> None:
-    driver = SmallDriver("raise SystemExit('no tokenizer')\n")
-    with EngineVisits(setting(tmp_path, driver)).start(candidate(), visit()) as session:  # noqa: SIM117
-        with pytest.raises(MeasurementFailedError, match="no tokenizer"):
-            session.measure(0, 1)
+def zentorch_is_switched_off(engine: psutil.Process) -> None:
+    """By a module that cannot be imported. It is in the sockets' folder: the user of root's engines cannot enter the run's,
+    where --set may hold secrets."""
+    words, environ = engine.cmdline(), engine.environ()
+    shadow = Path(environ["PYTHONPATH"].split(":")[0])
+    sockets = Path(words[words.index("--uds") + 1]).parent.parent
+    assert shadow.parent == sockets
+    assert shadow.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(ImportError, match="switched off"):
+        exec((shadow / "zentorch.py").read_text())  # noqa: S102
 
 
 def test_an_engine_of_another_stack_is_started_with_its_own_configuration(tmp_path: Path) -> None:
@@ -150,22 +157,6 @@ def test_a_stack_that_is_not_active_is_no_result_of_it(tmp_path: Path) -> None:
         visits.start(candidate("zentorch"), visit()),
     ):
         pass
-
-
-def test_zentorch_is_switched_off_by_a_module_that_cannot_be_imported(tmp_path: Path) -> None:
-    """It is in the sockets' folder: the user of root's engines cannot enter the run's, where --set may hold secrets."""
-    with EngineVisits(setting(tmp_path, SmallDriver())).start(candidate("vllm"), visit()):
-        engine = next(
-            each for each in psutil.Process().children(recursive=True)
-            if "--uds" in each.cmdline() and "shim.py" not in "".join(each.cmdline())
-        )  # fmt: skip
-        words, environ = engine.cmdline(), engine.environ()
-        shadow = Path(environ["PYTHONPATH"].split(":")[0])
-        sockets = Path(words[words.index("--uds") + 1]).parent.parent
-        assert shadow.parent == sockets
-        assert shadow.stat().st_mode & 0o777 == 0o755
-        with pytest.raises(ImportError, match="switched off"):
-            exec((shadow / "zentorch.py").read_text())  # noqa: S102
 
 
 def point(**changes: Any) -> Point:

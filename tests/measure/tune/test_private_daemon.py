@@ -22,7 +22,9 @@ from launcher.control.client import ControlClient
 from launcher.measure.tune.model import Layout, NotStartedError
 from launcher.measure.tune.private_daemon import InstancesUser, instances_user, private_config, running
 
-TWO = Layout(strategy=Strategy.INTERLEAVED, instances_per_socket=2, reserve_cores=0)
+ONE, TWO = (
+    Layout(strategy=Strategy.INTERLEAVED, instances_per_socket=count, reserve_cores=0) for count in (1, 2)
+)
 FULL = """
 [[models]]
 name = "m"
@@ -83,7 +85,7 @@ def test_the_configuration_is_the_users_with_the_layout_and_reaches_nothing_of_t
     assert config.supervision.spawner is SpawnerKind.DIRECT
 
 
-def start(tmp_path: Path, config: Config, layout: Layout = TWO) -> Any:
+def start(tmp_path: Path, config: Config, layout: Layout = ONE) -> Any:
     return running(
         config, layout, run=tmp_path / "run", cache=tmp_path / "cache", log=tmp_path / "daemon.log"
     )
@@ -94,7 +96,7 @@ def test_all_instances_are_ready_and_everything_is_gone_afterwards(
 ) -> None:
     monkeypatch.setenv("NUMA_LAUNCHER_LAYOUT__INSTANCES_PER_SOCKET", "1")  # in the configuration already
     config = config_of(tmp_path, fake_config("--children", "2", instances=1))
-    with start(tmp_path, config) as daemon:
+    with start(tmp_path, config, TWO) as daemon:
         url = daemon.wait_ready()
         assert url.startswith("http://127.0.0.1:")
         status = daemon.status()
@@ -130,7 +132,7 @@ from launcher.config.schema import Strategy
 from launcher.measure.tune.model import Layout
 from launcher.measure.tune.private_daemon import running
 folder = Path(sys.argv[1])
-layout = Layout(strategy=Strategy.INTERLEAVED, instances_per_socket=2, reserve_cores=0)
+layout = Layout(strategy=Strategy.INTERLEAVED, instances_per_socket=1, reserve_cores=0)
 config = load_config(folder / "given.toml", environ={})
 with running(config, layout, run=folder / "run", cache=folder / "cache", log=folder / "daemon.log") as daemon:
     daemon.wait_ready()
@@ -147,14 +149,14 @@ def test_sigkill_of_tune_leaves_no_daemon_and_no_engine(tmp_path: Path) -> None:
         assert process.stdout is not None
         folder = str(Path(process.stdout.readline().strip().removeprefix("unix:")).parent.parent)
         tree = psutil.Process(process.pid).children(recursive=True)
-        assert len(tree) >= 1 + 2 * 2, tree  # the daemon, shims, engines
+        assert len(tree) >= 1 + 2, tree  # the daemon, a shim, an engine
         os.kill(process.pid, signal.SIGKILL)
     eventually(lambda: not still_running(tree))
     # The next start in the same run removes the sockets' folder.
     assert Path(folder).exists()
     with start(tmp_path, config_of(tmp_path, fake_config())) as daemon:
         daemon.wait_ready()
-        assert ControlClient(f"{folder}/control.sock").get("/status")["ready"] == 2
+        assert ControlClient(f"{folder}/control.sock").get("/status")["ready"] == 1
     assert not Path(folder).exists()
 
 
@@ -202,7 +204,7 @@ def test_daemon_and_engines_of_root_run_as_the_instances_user(tmp_path: Path) ->
     os.chown(of_another.parent, pwd.getpwnam("nobody").pw_uid, -1)
     text = fake_config(instances=1) + f'hf_token_file = "{token}"\n'
     with running(
-        config_of(tmp_path, text), TWO, run=tmp_path / "run", cache=tmp_path / "cache", log=tmp_path / "log",
+        config_of(tmp_path, text), ONE, run=tmp_path / "run", cache=tmp_path / "cache", log=tmp_path / "log",
         user=user,
     ) as daemon:  # fmt: skip
         daemon.wait_ready()
