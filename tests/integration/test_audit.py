@@ -6,8 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,15 +21,9 @@ PROMPT = "tell nobody of the pelican"
 
 
 def ask(daemon: DaemonProcess, request_id: str) -> tuple[int, dict[str, Any]]:
-    body = json.dumps({"model": "fake", "prompt": PROMPT, "max_tokens": 4}).encode()
-    head = {"Content-Type": "application/json", "X-Request-Id": request_id}
-    request = urllib.request.Request(f"{daemon.url}/v1/completions", body, head)
-    try:
-        with urllib.request.urlopen(request, timeout=60) as response:
-            return response.status, json.load(response)
-    except urllib.error.HTTPError as error:
-        with error:
-            return error.code, json.load(error)
+    body = {"model": "fake", "prompt": PROMPT, "max_tokens": 4}
+    status, text = daemon.ask("/v1/completions", body, X_Request_Id=request_id)
+    return status, json.loads(text)
 
 
 def lines(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -56,14 +48,9 @@ def test_who_asked_for_what(start: Start, tmp_path: Path) -> None:
     eventually(lambda: len(lines(folder, "control")) == 4)
     eventually(lambda: len(lines(folder, "request")) == 20)
     assert verified(folder)[0] == 0
-
-    def page() -> str:
-        with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=60) as answer:
-            return str(answer.read().decode())
-
     # They are counted after they are written.
-    eventually(lambda: "numa_launcher_audit_entries_total 24.0" in page())
-    assert "numa_launcher_audit_ok 1.0" in page()
+    eventually(lambda: "numa_launcher_audit_entries_total 24.0" in daemon.metrics())
+    assert "numa_launcher_audit_ok 1.0" in daemon.metrics()
     reload = daemon.config.read_text().replace("strict = true", "strict = false")
     daemon.config.write_text(reload)
     refused = daemon.cli("reload")

@@ -9,7 +9,6 @@ import re
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,13 +144,8 @@ def usage_is_reported(daemon: DaemonProcess) -> None:
     tokens = Counter[str]()
     for _ in range(2):
         body = {"model": "fake", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 5}
-        request = urllib.request.Request(
-            f"{daemon.url}/v1/chat/completions",
-            json.dumps(body).encode(),
-            {"Content-Type": "application/json", "X-Request-Id": "req-1"},
-        )
-        with urllib.request.urlopen(request) as answer:
-            tokens.update(json.load(answer)["usage"])
+        _, text = daemon.ask("/v1/chat/completions", body, X_Request_Id="req-1")
+        tokens.update(json.loads(text)["usage"])
     report = json.loads(daemon.cli("usage", "--by", "model", "--since", "today", "--json").stdout)
     (row,) = report["rows"]
     assert (row["name"], row["requests"], row["estimated"]) == ("fake", 2, 0)

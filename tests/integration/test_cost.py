@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-import urllib.request
 from collections.abc import Callable
 from typing import Any
 
@@ -20,11 +19,9 @@ COST = "/cost?since=30d"
 
 def completion(daemon: DaemonProcess, tokens: int, *, stream: bool) -> None:
     body = {"model": "fake", "prompt": "a b c", "max_tokens": tokens, "stream": stream}
-    request = urllib.request.Request(
-        f"{daemon.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request) as response:
-        assert response.read()
+    status, text = daemon.ask("/v1/completions", body)
+    assert status == 200
+    assert text
 
 
 def metric(daemon: DaemonProcess, name: str) -> dict[str, float]:

@@ -7,8 +7,6 @@ import io
 import json
 import signal
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,7 +80,7 @@ def shared(start_shared: Start, tmp_path_factory: pytest.TempPathFactory) -> Fle
     return started(start_shared, tmp_path_factory.mktemp("f"))
 
 
-def chat(port: int, key: str = "", tokens: int = 8) -> tuple[int, str]:
+def chat(daemon: DaemonProcess, key: str | None = None, tokens: int = 8) -> tuple[int, str]:
     """Status and text of a streamed answer."""
     body = {
         "model": "fake",
@@ -90,16 +88,7 @@ def chat(port: int, key: str = "", tokens: int = 8) -> tuple[int, str]:
         "max_tokens": tokens,
         "stream": True,
     }
-    request = urllib.request.Request(
-        f"http://127.0.0.1:{port}/v1/chat/completions", json.dumps(body).encode(),
-        {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {}),
-    )  # fmt: skip
-    try:
-        with urllib.request.urlopen(request, timeout=SOON_S) as answer:
-            return answer.status, answer.read().decode()
-    except urllib.error.HTTPError as error:
-        error.close()
-        return error.code, ""
+    return daemon.ask("/v1/chat/completions", body, Authorization=f"Bearer {key}" if key else None)
 
 
 def test_plan_verify_and_usage_of_two_daemons(shared: Fleet, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +100,8 @@ def test_plan_verify_and_usage_of_two_daemons(shared: Fleet, capsys: pytest.Capt
     checked = json.loads(capsys.readouterr().out)["hosts"]
     assert [slot["verified"]["ok"] for name in NAMES for slot in checked[name]] == [True] * 4
     for _ in range(3):
-        assert chat(shared.daemons["h1"].port)[0] == 200
-    assert chat(shared.daemons["h2"].port)[0] == 200
+        assert chat(shared.daemons["h1"])[0] == 200
+    assert chat(shared.daemons["h2"])[0] == 200
 
     def served() -> dict[str, Any]:
         assert shared("usage", "--by", "host", "--json") == 0
@@ -143,7 +132,7 @@ def test_an_upgrade_waits_for_streams_and_compares(
     worse = fleet_upgrade.worse
     monkeypatch.setattr(fleet_upgrade, "worse", compare)
     ended: dict[str, tuple[int, str]] = {}
-    first = threading.Thread(target=lambda: ended.update(h1=chat(fleet.daemons["h1"].port, tokens=200)))
+    first = threading.Thread(target=lambda: ended.update(h1=chat(fleet.daemons["h1"], tokens=200)))
     first.start()
     eventually(lambda: fleet.daemons["h1"].status()["requests"]["in_flight"], what="a running stream")
     pids = [fleet.daemons[name].status()["pid"] for name in NAMES]
@@ -174,7 +163,7 @@ def test_an_upgrade_that_breaks_the_first_host_spares_the_second(fleet: Fleet) -
         fleet("upgrade", "--ready-timeout", "20")
     assert "it gets no new requests" in caught.value.remedy
     assert [host for host, _ in fleet.ran] == ["h1"]
-    assert chat(fleet.daemons["h2"].port)[0] == 200
+    assert chat(fleet.daemons["h2"])[0] == 200
     config.write_text(text)
     assert fleet("upgrade") == 0
     assert [host for host, _ in fleet.ran] == ["h1", "h1", "h2"]
@@ -223,13 +212,13 @@ def test_a_key_opens_both_daemons_until_it_is_revoked(keyed: Keyed) -> None:
     daemons = keyed.daemons
     bob = keyed.key("add", "bob")
     for name, daemon in daemons.items():
-        assert chat(daemon.port)[0] == 401
-        assert chat(daemon.port, keyed.ann)[0] == 200
-        eventually(lambda port=daemon.port: chat(port, bob)[0] == 200, what=f"bob on {name}")
+        assert chat(daemon)[0] == 401
+        assert chat(daemon, keyed.ann)[0] == 200
+        eventually(lambda its=daemon: chat(its, bob)[0] == 200, what=f"bob on {name}")
     keyed.key("revoke", "bob")
     for name, daemon in daemons.items():
-        eventually(lambda port=daemon.port: chat(port, bob)[0] == 401, what=f"bob is revoked on {name}")
-    assert [chat(daemon.port, keyed.ann)[0] for daemon in daemons.values()] == [200, 200]
+        eventually(lambda its=daemon: chat(its, bob)[0] == 401, what=f"bob is revoked on {name}")
+    assert [chat(daemon, keyed.ann)[0] for daemon in daemons.values()] == [200, 200]
 
 
 def test_a_budget_holds_over_both_daemons(keyed: Keyed) -> None:
@@ -246,15 +235,15 @@ def test_a_budget_holds_over_both_daemons(keyed: Keyed) -> None:
         return dict(state)
 
     while budget(one)["spent"] < 120:
-        assert chat(one.port, key)[0] == 200
+        assert chat(one, key)[0] == 200
     assert exchange.turn() == {}
     assert budget(other)["spent"] == budget(other)["spent_elsewhere"] == budget(one)["spent_here"]
     while budget(other)["spent"] < 200:
-        assert chat(other.port, key)[0] == 200
-    assert chat(other.port, key)[0] == 429
-    assert chat(one.port, key)[0] == 200  # it does not know yet
+        assert chat(other, key)[0] == 200
+    assert chat(other, key)[0] == 429
+    assert chat(one, key)[0] == 200  # it does not know yet
     assert exchange.turn() == {}
-    assert [chat(daemon.port, key)[0] for daemon in daemons.values()] == [429, 429]
+    assert [chat(daemon, key)[0] for daemon in daemons.values()] == [429, 429]
     assert (
         budget(one)["spent"]
         == budget(other)["spent"]

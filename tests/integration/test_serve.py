@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -49,8 +48,7 @@ def test_two_instances_are_pinned_and_served(daemon: DaemonProcess) -> None:
         assert slot["verified"]["ok"], slot["verified"]["problems"]
         assert slot["verified"]["policies"] == [f"bind:{slot['node']}"]
         assert slot["verified"]["processes"] == 3
-    with urllib.request.urlopen(f"{daemon.url}/v1/models") as answer:
-        assert [model["id"] for model in json.load(answer)["data"]] == ["fake"]
+    assert [model["id"] for model in json.loads(daemon.ask("/v1/models")[1])["data"]] == ["fake"]
     # The exit code also reports other programs pinned to our cpus: a property of this machine.
     checked = json.loads(daemon.cli("verify", "--json").stdout)
     assert all(slot["verified"]["ok"] for slot in checked["slots"])

@@ -10,7 +10,6 @@ import os
 import resource
 import termios
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Any
 
 import psutil
 import pytest
-from support.daemon_process import SOON_S, DaemonProcess, eventually, fake_config
+from support.daemon_process import DaemonProcess, eventually, fake_config
 
 from launcher.base.cpuset import CpuSet
 from launcher.control.client import ControlClient
@@ -86,12 +85,7 @@ TOLD_S = {"NUMA_LAUNCHER_PROXY__HUNG_TIMEOUT_S": "2"}
 
 def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
     """The status of one completion without streaming."""
-    body = json.dumps({"model": "fake", "prompt": "x", "max_tokens": tokens}).encode()
-    headers = {"Content-Type": "application/json"}
-    request = urllib.request.Request(f"{daemon.url}/v1/completions", body, headers)
-    with urllib.request.urlopen(request, timeout=4 * SOON_S) as answer:
-        answer.read()
-        return int(answer.status)
+    return daemon.ask("/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": tokens})[0]
 
 
 @pytest.mark.parametrize("max_num_seqs", [64, pytest.param(2, marks=pytest.mark.long)])
@@ -175,8 +169,7 @@ def test_a_stopped_reader_of_stderr_and_a_flood_of_lines_hold_up_nobody(tmp_path
         process = psutil.Process(daemon.process.pid)
         begun, used = time.monotonic(), sum(process.cpu_times()[:2])
         while time.monotonic() < begun + 1:
-            with urllib.request.urlopen(f"{daemon.url}/health", timeout=SOON_S) as answer:
-                assert answer.status == 200
+            assert daemon.ask("/health")[0] == 200
             time.sleep(0.02)
         assert (sum(process.cpu_times()[:2]) - used) / (time.monotonic() - begun) < 0.5
         lines = daemon.cli("logs", "0", "--lines", "2000").stdout

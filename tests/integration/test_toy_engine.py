@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -53,22 +52,18 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def streamed(daemon: DaemonProcess, words: int) -> tuple[str, list[dict[str, Any]], bool]:
     """Text, events, and whether the stream was whole."""
     body = {"model": "toy", "prompt": "Count:", "max_tokens": words, "temperature": 0, "stream": True}
-    request = urllib.request.Request(
-        f"{daemon.url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    with urllib.request.urlopen(request, timeout=SOON_S) as response:
-        lines = [line[6:].strip() for line in response if line.startswith(b"data: ")]
-    events = [json.loads(line) for line in lines if line != b"[DONE]"]
+    status, stream = daemon.ask("/v1/completions", body)
+    assert status == 200, stream
+    lines = [line[6:].strip() for line in stream.splitlines() if line.startswith("data: ")]
+    events = [json.loads(line) for line in lines if line != "[DONE]"]
     text = "".join(event["choices"][0]["text"] for event in events if event.get("choices"))
-    return text, events, lines[-1] == b"[DONE]"
+    return text, events, lines[-1] == "[DONE]"
 
 
 def continued(daemon: DaemonProcess) -> float:
-    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=SOON_S) as response:
-        page = response.read().decode()
     found = [
         line
-        for line in page.splitlines()
+        for line in daemon.metrics().splitlines()
         if line.startswith("numa_launcher_streams_continued_total{") and "continued" in line
     ]
     return sum(float(line.rsplit(" ", 1)[1]) for line in found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Callable
 
 import pytest
@@ -23,18 +22,11 @@ def ask(daemon: DaemonProcess, name: str) -> None:
         "max_tokens": 5,
         "stream": True,
     }
-    request = urllib.request.Request(
-        f"{daemon.url}/v1/chat/completions",
-        json.dumps(body).encode(),
-        {"Content-Type": "application/json", "X-Request-Id": name},
-    )
-    with urllib.request.urlopen(request) as answer:
-        answer.read()
+    assert daemon.ask("/v1/chat/completions", body, X_Request_Id=name)[0] == 200
 
 
 def metric(daemon: DaemonProcess, line: str) -> float:
-    with urllib.request.urlopen(f"{daemon.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
+    lines = daemon.metrics().splitlines()
     return next(float(found.rpartition(" ")[2]) for found in lines if found.startswith(line))
 
 

@@ -6,7 +6,6 @@ import contextlib
 import socket
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -52,10 +51,8 @@ def uploads(port: int, count: int) -> Iterator[None]:
         thread.join()
 
 
-def metric(url: str, name: str) -> float:
-    with urllib.request.urlopen(f"{url}/metrics") as page:
-        text = page.read().decode()
-    return float(text.partition(f"\nnuma_launcher_{name} ")[2].partition("\n")[0])
+def metric(daemon: DaemonProcess, name: str) -> float:
+    return float(daemon.metrics().partition(f"\nnuma_launcher_{name} ")[2].partition("\n")[0])
 
 
 def test_20_uploads_of_63_mib_stay_within_the_memory_limit(start: Callable[..., DaemonProcess]) -> None:
@@ -69,8 +66,8 @@ def test_20_uploads_of_63_mib_stay_within_the_memory_limit(start: Callable[..., 
         until = time.monotonic() + 60
         while time.monotonic() < until:
             most = max(most, process.memory_info().rss - before)
-            waiting = metric(daemon.url, "uploads_waiting")
-            used = metric(daemon.url, "upload_bytes")
+            waiting = metric(daemon, "uploads_waiting")
+            used = metric(daemon, "upload_bytes")
             assert used <= BUDGET
             if waiting >= COUNT - 4 and used > BUDGET - 8 * MIB:
                 break
@@ -81,6 +78,6 @@ def test_20_uploads_of_63_mib_stay_within_the_memory_limit(start: Callable[..., 
         assert waiting >= COUNT - 4
         assert most < BUDGET + SLACK
     deadline = time.monotonic() + 60
-    while metric(daemon.url, "upload_bytes") and time.monotonic() < deadline:
+    while metric(daemon, "upload_bytes") and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert metric(daemon.url, "upload_bytes") == 0
+    assert metric(daemon, "upload_bytes") == 0

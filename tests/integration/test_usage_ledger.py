@@ -9,7 +9,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from itertools import product
@@ -168,11 +167,6 @@ def whole_if_begun(path: Path) -> list[Any]:
         return []
 
 
-def metrics(daemon: DaemonProcess) -> str:
-    with urllib.request.urlopen(f"{daemon.url}/metrics", timeout=SOON_S) as response:
-        return str(response.read().decode())
-
-
 def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
     start: Callable[..., DaemonProcess],
 ) -> None:
@@ -184,11 +178,11 @@ def test_the_daemon_enters_requests_and_a_killed_one_loses_a_second(
         eventually(lambda: len(whole_if_begun(path)) == 20)
     except AssertionError as error:
         names = sorted(part.name for part in path.parent.glob("*"))
-        counted = [line for line in metrics(daemon).splitlines() if "usage_ledger" in line]
+        counted = [line for line in daemon.metrics().splitlines() if "usage_ledger" in line]
         raise AssertionError(
             f"{len(whole_if_begun(path))} of 20 entries in {names}, {counted}\n{daemon.log.read_text()}"
         ) from error
-    shown = metrics(daemon)
+    shown = daemon.metrics()
     assert "numa_launcher_usage_ledger_entries_total 20.0" in shown
     assert "numa_launcher_usage_ledger_ok 1.0" in shown
     assert "numa_launcher_log_lines_dropped_total 0.0" in shown

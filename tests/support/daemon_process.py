@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -144,16 +145,35 @@ class DaemonProcess:
                     alive.append(f"{pid} {' '.join(process.cmdline())[:100]}")
         return alive
 
+    def ask(
+        self, path: str, body: dict[str, Any] | None = None, **fields: str | None
+    ) -> tuple[int, str]:
+        """Status and text of the endpoint's answer to GET, or to POST with a `body`. `fields`: of the head, with "_" for "-".
+        Raises urllib.error.URLError."""
+        head = {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
+        request = urllib.request.Request(
+            self.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"} | head,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=SOON_S) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
     def answers(self) -> bool:
         """Whether a chat with the model `fake` gets an answer with a body. Raises urllib.error.URLError."""
-        body = json.dumps(
-            {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
-        )
-        request = urllib.request.Request(
-            f"{self.url}/v1/chat/completions", body.encode(), {"content-type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=SOON_S) as response:
-            return bool(response.read())
+        body = {"model": "fake", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+        status, text = self.ask("/v1/chat/completions", body)
+        return status == 200 and bool(text)
+
+    def metrics(self) -> str:
+        """The metrics page of the endpoint."""
+        status, page = self.ask("/metrics")
+        assert status == 200
+        return page
 
     def post(self, slot: int, path: str, body: dict[str, Any]) -> Any:
         """Sends a request to one instance directly."""
