@@ -44,7 +44,7 @@ SEVERAL_MODULES = {
     "proxy/continuation/test_token_ids": "plan, splicer and transcript of streams with token ids",
     "proxy/http1/test_properties": "requests and chunks against h11, for any bytes",
     "telemetry/test_malformed_pages": "merge and vllm_metrics on broken pages",
-    "machine/test_captured_machines": "sysfs and machine against hwloc on every captured machine",
+    "machine/test_captured_machines": "sysfs, snapshot and hardware against hwloc on every captured machine",
     "machine/test_synthetic_trees": "the trees that the tests write, read by sysfs",
     "machine/test_unusual_machines": "sysfs, machine and renderings against hwloc on unusual machines",
     "accounts/test_clock_steps": "budgets, caps, costs, ledger, audit trail and history while somebody sets the clock",

@@ -1,7 +1,8 @@
-"""Captured machines, unpacked once: no test writes into one."""
+"""Captured machines, unpacked and read once: no test writes into one."""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import tempfile
@@ -10,6 +11,9 @@ from pathlib import Path
 
 import pytest
 from support.trees import unpack
+
+from launcher.machine import sysfs
+from launcher.machine.topology import Topology
 
 # In memory where there is room for all: 60,000 small files take minutes on a disk.
 MEMORY = Path("/dev/shm")
@@ -38,3 +42,9 @@ def tree() -> Iterator[Callable[[Path], Path]]:
 
     yield unpacked
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def captured(tree: Callable[[Path], Path]) -> Callable[[Path], Topology]:
+    """The topology of an archive, read once."""
+    return functools.cache(lambda archive: sysfs.read(tree(archive)))

@@ -14,7 +14,9 @@ from support.hwloc import compare, lstopo, parse_oracle
 from support.trees import ARCHIVES, title
 
 from launcher.base.cpuset import CpuSet
-from launcher.machine import sysfs
+from launcher.machine.hardware import read_hardware
+from launcher.machine.snapshot import capture, read_snapshot
+from launcher.machine.topology import Topology
 
 
 def test_there_are_trees() -> None:
@@ -22,9 +24,19 @@ def test_there_are_trees() -> None:
 
 
 @pytest.mark.parametrize("archive", ARCHIVES, ids=title)
-def test_tree_agrees_with_hwloc(archive: Path, tree: Callable[[Path], Path]) -> None:
-    root = tree(archive)
-    compare(sysfs.read(root), parse_oracle(lstopo(root)))
+def test_tree_agrees_with_hwloc_and_with_its_snapshot(
+    archive: Path, tree: Callable[[Path], Path], captured: Callable[[Path], Topology], tmp_path: Path
+) -> None:
+    root, topology = tree(archive), captured(archive)
+    compare(topology, parse_oracle(lstopo(root)))
+    taken = capture(root, date="2026-01-02", version="1")
+    assert taken.error is None
+    (tmp_path / "snap.tar.gz").write_bytes(taken.data)
+    assert read_snapshot(tmp_path / "snap.tar.gz") == topology
+    hardware = read_hardware(topology, root)
+    assert hardware.sockets * hardware.nodes_per_socket <= hardware.numa_nodes
+    assert 1 <= hardware.allowed_cpus <= hardware.cpus
+    assert hardware.memory_modules is None, "captures are made without the firmware's tables"
 
 
 RECORDED = [pytest.param(one, id=title(one)) for one in ARCHIVES if (one.parent / "lstopo.xml").exists()]
@@ -34,9 +46,11 @@ NONE = pytest.param(
 
 
 @pytest.mark.parametrize("archive", RECORDED or [NONE])
-def test_virtual_machine_agrees_with_what_it_recorded(archive: Path, tree: Callable[[Path], Path]) -> None:
+def test_virtual_machine_agrees_with_what_it_recorded(
+    archive: Path, captured: Callable[[Path], Topology]
+) -> None:
     """The VM ran lstopo, lscpu and numactl itself, with its procfs and cgroups at hand."""
-    topology = sysfs.read(tree(archive))
+    topology = captured(archive)
     compare(topology, parse_oracle((archive.parent / "lstopo.xml").read_text()))
     lscpu = dict(
         (part.strip() for part in line.split(":", 1))

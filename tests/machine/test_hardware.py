@@ -1,15 +1,13 @@
-"""Hardware of this machine, of synthetic trees and of captured machines."""
+"""Hardware of this machine and of synthetic trees."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 from support.smbios_table import END, array, module
 from support.synthetic import EPYC, Machine
-from support.trees import ARCHIVES, title
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.text import GIB
@@ -103,16 +101,6 @@ def test_boost(files: dict[str, str], boost: bool | None, tmp_path: Path) -> Non
 def test_virtual(vendor: str, flags: set[str], virtual: bool | None) -> None:
     cpu = replace(EPYC, vendor=vendor, flags=frozenset(flags))
     assert read_hardware(replace(Machine().topology(), cpu=cpu), None).virtual is virtual
-
-
-@pytest.mark.parametrize("archive", ARCHIVES, ids=title)
-def test_every_captured_machine(archive: Path, tree: Callable[[Path], Path]) -> None:
-    root = tree(archive)
-    topology = sysfs.read(root)
-    found = read_hardware(topology, root)
-    assert found.sockets * found.nodes_per_socket <= found.numa_nodes
-    assert 1 <= found.allowed_cpus <= found.cpus
-    assert found.memory_modules is None, "captures are made without the firmware's tables"
 
 
 def test_a_snapshot_has_no_settings_of_its_kernel(tmp_path: Path) -> None:

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.synthetic import Machine, put
-from support.trees import ARCHIVES, title
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError
@@ -34,14 +33,6 @@ def replayed(root: Path, file: Path) -> tuple[object, object]:
     assert got.error is None
     file.write_bytes(got.data)
     return sysfs.read(root), read_snapshot(file)
-
-
-@pytest.mark.parametrize("archive", ARCHIVES, ids=title)
-def test_every_captured_machine_is_replayed(
-    archive: Path, tree: Callable[[Path], Path], tmp_path: Path
-) -> None:
-    expected, got = replayed(tree(archive), tmp_path / "snap.tar.gz")
-    assert got == expected
 
 
 MACHINES = st.builds(
