@@ -49,26 +49,6 @@ def test_a_dead_instance_is_replaced(start: Start, fault: str) -> None:
     )
 
 
-def test_an_instance_that_answers_with_errors_is_avoided(start: Start) -> None:
-    daemon = start("--token-s", "0.005")
-    daemon.wait_ready(2)
-    daemon.post(1, "/fault", {"kind": "refuse"})
-    with Load(daemon.url, "fake", workers=8) as load:
-        eventually(
-            lambda: load.tally.completed > 20 and daemon.status()["requests"]["retried"] > 0, what="retries"
-        )
-    assert load.tally.failures == []
-
-
-def test_cut_streams_end_with_an_error_event(start: Start) -> None:
-    daemon = start("--token-s", "0.005", instances=1)
-    daemon.wait_ready(1)
-    daemon.post(0, "/fault", {"kind": "cut"})
-    with Load(daemon.url, "fake", workers=4) as load:
-        eventually(lambda: load.tally.failures, what="a cut stream")
-    assert len(load.tally.failures) == load.tally.honest
-
-
 def test_a_crash_loop_ends_in_failed_with_the_cause(start: Start) -> None:
     daemon = start("--fail", "strange words", instances=1, more=QUICK)
     slot = eventually(

@@ -54,15 +54,6 @@ def test_two_instances_are_pinned_and_served(daemon: DaemonProcess) -> None:
     assert all(slot["verified"]["ok"] for slot in checked["slots"])
 
 
-def test_control_socket_speaks_curl(daemon: DaemonProcess) -> None:
-    done = subprocess.run(
-        ["curl", "-sS", "--unix-socket", str(daemon.socket), "http://localhost/v1/status"],
-        check=True, capture_output=True, text=True,
-    )  # fmt: skip
-    assert json.loads(done.stdout)["ready"] == 2
-    assert oct(daemon.socket.stat().st_mode & 0o777) == "0o660"
-
-
 def test_logs(daemon: DaemonProcess) -> None:
     assert "loading" in daemon.cli("logs", "0").stdout
     line = json.loads(daemon.cli("logs", "1", "--json", "-n", "1").stdout)
