@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import grp
+import gzip
+import io
 import json
 import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +28,7 @@ pytestmark = [
 KINDS = (
     "config-env", "daemon-env", "inherited-setting", "token-file", "argument", "argument-url", "env-url", "git-token",
     "daemon-proxy", "bare-proxy", "overflow-url", "overflow-file", "reloaded-env", "reloaded-argument", "client-key",
-    "signed-url",
+    "signed-url", "header",
 )  # fmt: skip
 SECRETS = {kind: f"Kq7-{kind}" for kind in KINDS} | {"form": "hf_Kq7abcdefghijklmnop"}
 # A user that nobody has on a real machine, in a group that is there.
@@ -49,6 +52,7 @@ def command(folder: Path, *more: str) -> str:
     said = "; ".join(f'echo "error: {name}=${name} is refused"' for name in names.split())
     talk = (
         f'env; echo "args: $0 $*"; {said}; echo "error: $(cat {folder}/token), {SECRETS["form"]}"; echo "error: $*"; '
+        f'echo "header Authorization: Bearer {SECRETS["header"]}"; '
         f'exec {sys.executable} {FAKE_ENGINE} --uds "$1" --model fake'
     )
     s = SECRETS
@@ -178,3 +182,42 @@ def test_no_secret_is_shown(daemon: DaemonProcess, folder: Path) -> None:
     assert '"${SECRET_1:?set it first}"' in found["plan --shell"]
     assert "contains a secret" in found["plan"]
     assert "me:Kq7" not in daemon.cli("why", "0").stdout
+
+    bundled = bundle(daemon, folder / "up.tar.gz", "logs/slot-0.txt")
+    daemon.end()
+    bundle(daemon, folder / "down.tar.gz", "missing: status, running plan")
+    names = {"status.json", "plan.json", "config.json", "events.json", "metrics.txt", "causes.txt", "doctor.txt"}
+    assert names <= {name.partition("/")[2] for name in bundled}
+    (log,) = [data for name, data in bundled.items() if name.endswith("logs/slot-0.txt")]
+    assert b"MY_API_KEY=<redacted>" in log
+    assert b"header Authorization: <redacted>" in log
+    (events,) = [data for name, data in bundled.items() if name.endswith("events.json")]
+    assert b"OTHER_SECRET=<redacted>" in events
+
+
+def bundle(daemon: DaemonProcess, packed: Path, says: str) -> dict[str, bytes]:
+    """The files of a bundle, by name: no secret leaves the host."""
+    done = daemon.cli("bundle", "-c", str(daemon.config), "-o", str(packed))
+    assert done.returncode == 0, done.stderr
+    assert says in done.stdout
+    found = dict(contents(packed))
+    for name, data in found.items():
+        for kind, secret in SECRETS.items():
+            assert secret.encode() not in data, f"{kind} is in {name} of {packed.name}"
+    return found
+
+
+def contents(packed: Path) -> Iterator[tuple[str, bytes]]:
+    """All files of a bundle, unpacked."""
+    yield "the archive", gzip.decompress(packed.read_bytes())
+    with tarfile.open(packed) as tar:
+        for member in tar:
+            file = tar.extractfile(member)
+            assert file is not None
+            data = file.read()
+            yield member.name, data
+            if member.name.endswith(".tar.gz"):
+                with tarfile.open(fileobj=io.BytesIO(data)) as inner:
+                    for deeper in inner:
+                        if (found := inner.extractfile(deeper)) is not None:
+                            yield f"{member.name}/{deeper.name}", found.read()
