@@ -119,7 +119,11 @@ def test_sigkill_under_load_holds_the_cap(
     bill, total = cloud.bill(), charged()
     assert bill.requests > 20 * kills
     assert unstored < total <= cap * PICOS + unstored
-    spent = daemon.metrics().partition('numa_launcher_overflow_spent_today{endpoint="cloud"} ')[2].partition("\n")[0]
+    spent = (
+        daemon.metrics()
+        .partition('numa_launcher_overflow_spent_today{endpoint="cloud"} ')[2]
+        .partition("\n")[0]
+    )
     print(
         f"{kills} kills: {bill.requests} requests, charged {total / PICOS:.6f}, counted {spent}, cap {cap:g}"
     )

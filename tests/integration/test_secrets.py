@@ -186,7 +186,15 @@ def test_no_secret_is_shown(daemon: DaemonProcess, folder: Path) -> None:
     bundled = bundle(daemon, folder / "up.tar.gz", "logs/slot-0.txt")
     daemon.end()
     bundle(daemon, folder / "down.tar.gz", "missing: status, running plan")
-    names = {"status.json", "plan.json", "config.json", "events.json", "metrics.txt", "causes.txt", "doctor.txt"}
+    names = {
+        "status.json",
+        "plan.json",
+        "config.json",
+        "events.json",
+        "metrics.txt",
+        "causes.txt",
+        "doctor.txt",
+    }
     assert names <= {name.partition("/")[2] for name in bundled}
     (log,) = [data for name, data in bundled.items() if name.endswith("logs/slot-0.txt")]
     assert b"MY_API_KEY=<redacted>" in log

@@ -88,24 +88,11 @@ def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
     return daemon.ask("/v1/completions", {"model": "fake", "prompt": "x", "max_tokens": tokens})[0]
 
 
-def test_false_health_is_detected_without_streams_and_a_long_response_waited_for(start: Start) -> None:
-    daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
+@pytest.mark.parametrize("max_num_seqs", [64, pytest.param(2, marks=pytest.mark.long)])
+def test_false_health_is_detected_without_streams(start: Start, max_num_seqs: int) -> None:
+    """The engine has no counters and reports health; with two sequences it is full. Every request is answered."""
+    daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=max_num_seqs)
     daemon.wait_ready(2)
-    assert ask(daemon, tokens=120) == 200
-    assert [slot["generation"] for slot in daemon.status()["slots"]] == [1, 1]
-    assert daemon.status()["requests"]["retried"] == 0
-    false_health_is_detected(daemon)
-
-
-@pytest.mark.long
-def test_false_health_of_a_full_engine_is_detected_without_streams(start: Start) -> None:
-    daemon = start(more=LYING, environ=TOLD_S, max_num_seqs=2)
-    daemon.wait_ready(2)
-    false_health_is_detected(daemon)
-
-
-def false_health_is_detected(daemon: DaemonProcess) -> None:
-    """The engine has no counters and reports health. Every request is answered."""
     daemon.post(0, "/fault", {"kind": "lie"})
     with ThreadPoolExecutor(16) as pool:
         answers = [pool.submit(ask, daemon) for _ in range(16)]
@@ -129,6 +116,14 @@ def test_a_stopped_engine_is_detected_without_streams(start: Start) -> None:
     eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
     assert daemon.slot(0)["last_cause"]["name"] == "hung"
     assert daemon.slot(1)["generation"] == 1
+
+
+def test_a_long_response_of_an_engine_without_counters_is_waited_for(start: Start) -> None:
+    daemon = start("--token-s", "0.1", more=LYING, environ=TOLD_S)
+    daemon.wait_ready(2)
+    assert ask(daemon, tokens=120) == 200
+    assert [slot["generation"] for slot in daemon.status()["slots"]] == [1, 1]
+    assert daemon.status()["requests"]["retried"] == 0
 
 
 def test_a_thread_that_leaves_its_cpus_is_shown_everywhere(start: Start) -> None:

@@ -145,11 +145,10 @@ class DaemonProcess:
                     alive.append(f"{pid} {' '.join(process.cmdline())[:100]}")
         return alive
 
-    def ask(
-        self, path: str, body: dict[str, Any] | None = None, **fields: str | None
-    ) -> tuple[int, str]:
-        """Status and text of the endpoint's answer to GET, or to POST with a `body`. `fields`: of the head, with "_" for "-".
-        Raises urllib.error.URLError."""
+    def ask(self, path: str, body: dict[str, Any] | None = None, **fields: str | None) -> tuple[int, str]:
+        """Status and text of the endpoint's answer to GET, or to POST with a `body`. Raises urllib.error.URLError.
+
+        `fields`: of the head, with "_" for "-"."""
         head = {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
         request = urllib.request.Request(
             self.url + path,
