@@ -25,7 +25,7 @@ from _pytest.terminal import TerminalReporter
 # Tests of one file that a process takes at once: fixtures of a module are set up anew for each share. Towards the end shares
 # become smaller, so that all processes end at about the same time.
 SHARE: Final = 64
-LEFT_TO_SHARE: Final = 32
+LEFT_TO_SHARE: Final = 128
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -108,7 +108,7 @@ class _Run:
         """A report of a test, the end of one, None for the end of a share; or it has ended."""
         try:
             said = process.connection.recv()
-        except EOFError:
+        except (EOFError, OSError):  # also in the middle of a report
             self._ended(process)
             return
         if said is None:
