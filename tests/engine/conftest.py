@@ -75,6 +75,17 @@ probe_interval_s = 1
     return make
 
 
+@pytest.fixture
+def only(configure: Configure, tmp_path: Path) -> Iterator[DaemonProcess]:
+    """A daemon with one ready instance."""
+    daemon = DaemonProcess(tmp_path, configure(instances=1, max_model_len=512))
+    try:
+        daemon.wait_ready(1, READY_S)
+        yield daemon
+    finally:
+        daemon.end()
+
+
 @pytest.fixture(scope="session")
 def config(configure: Configure) -> str:
     """Two instances of one core each, compiled as in production."""

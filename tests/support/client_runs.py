@@ -9,7 +9,6 @@ import socketserver
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +85,7 @@ command = {json.dumps(command)}
 
     def sums(self) -> dict[str, int]:
         """The counters of its page that are above 0."""
-        with urllib.request.urlopen(f"{self.daemon.url}/metrics", timeout=SOON_S) as page:
-            found = COUNTED.findall(page.read().decode())
+        found = COUNTED.findall(self.daemon.metrics())
         return {outcome or name: int(float(value)) for name, outcome, value in found if float(value)}
 
     def _sent_since(self, before: Mapping[str, int]) -> dict[str, int]:

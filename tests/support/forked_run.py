@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import pytest
@@ -22,10 +23,9 @@ from _pytest.capture import CaptureManager
 from _pytest.junitxml import LogXML
 from _pytest.terminal import TerminalReporter
 
-# Tests of one file that a process takes at once: fixtures of a module are set up anew for each share. Towards the end shares
-# become smaller, so that all processes end at about the same time.
-SHARE: Final = 64
-LEFT_TO_SHARE: Final = 128
+# A process takes tests of one file at once, at most this part of those that are left: towards the end shares become smaller,
+# so that all processes end at about the same time. Fixtures of a module are set up anew for each share.
+PART: Final = 1 / 128
 
 
 def add_options(parser: pytest.Parser) -> None:
@@ -155,7 +155,7 @@ def _shares(items: Sequence[pytest.Item], *, whole_files: bool) -> Iterator[Sequ
         begin = 0
         while begin < len(places):
             left = len(items) - places[begin]
-            end = len(places) if whole_files else begin + max(1, min(SHARE, left // LEFT_TO_SHARE))
+            end = len(places) if whole_files else begin + max(1, int(left * PART))
             yield places[begin:end]
             begin = end
 
@@ -171,7 +171,7 @@ class _Reports:
         self._connection.send(data)
 
 
-def _serve(session: pytest.Session, connection: Connection, folder: Any) -> NoReturn:
+def _serve(session: pytest.Session, connection: Connection, folder: Path) -> NoReturn:
     """Runs shares of the tests until there are no more."""
     status = 1
     try:
@@ -188,7 +188,7 @@ def _serve(session: pytest.Session, connection: Connection, folder: Any) -> NoRe
         os._exit(status)
 
 
-def _be_another(config: pytest.Config, folder: Any) -> None:
+def _be_another(config: pytest.Config, folder: Path) -> None:
     """Nothing that a process has once is shared with the one it was forked from."""
     random.seed()
     folder.mkdir()
