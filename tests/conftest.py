@@ -16,7 +16,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from support import forked_run, tools
+from support import forked_launcher, forked_run, tools
 from support.examples import examples
 
 # New examples are drawn by `scripts/test fuzz` alone: elsewhere a failure is the change's.
@@ -195,6 +195,8 @@ def _descendants() -> list[psutil.Process]:
 
 def _is_new(child: psutil.Process, before: set[psutil.Process]) -> bool:
     """Whether it runs, and neither it nor an ancestor existed before."""
+    if forked_launcher.is_source(child.pid):
+        return False
     try:
         return child.status() != psutil.STATUS_ZOMBIE and before.isdisjoint({child, *child.parents()})
     except psutil.NoSuchProcess:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 import psutil
 from axe_core_python.sync_playwright import Axe
 from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.forked_launcher import begin
 from support.visits import Visit
 
 LIGHT: Final = {"viewport": {"width": 1280, "height": 900}, "color_scheme": "light"}
@@ -38,10 +37,7 @@ class DashboardProcess:
         self.log = folder / "dashboard.log"
         words = ["dashboard", "--socket", str(control_socket), "--listen", "127.0.0.1:0", *more]
         with self.log.open("wb") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "launcher", *words],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+            self.process = begin(words, log)
         self.link = str(eventually(self._link, what=f"no link, see {self.log}"))
 
     def _link(self) -> str | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import aiohttp
 import psutil
+from support.forked_launcher import LauncherProcess, begin
 from support.ports import free_port
 from support.verbs import run_verb
 
@@ -58,9 +59,9 @@ class DaemonProcess:
         folder: Path,
         config: str,
         environ: dict[str, str] | None = None,
-        program: tuple[str, ...] = ("-m", "launcher"),
+        program: tuple[str, ...] = (),
     ) -> None:
-        """`program`: the words after Python's own name."""
+        """`program`: the words after Python's own name, for another program than `numa-launcher`."""
         self.folder = folder
         self._program = program
         self.port = free_port()
@@ -76,12 +77,9 @@ class DaemonProcess:
         self.seen: set[int] = set()
         self.process = self._serve()
 
-    def _serve(self) -> subprocess.Popen[bytes]:
+    def _serve(self) -> subprocess.Popen[bytes] | LauncherProcess:
         with self.log.open("ab") as log:
-            return subprocess.Popen(
-                [sys.executable, *self._program, "serve", "-c", str(self.config)],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environ,
-            )  # fmt: skip
+            return begin(("serve", "-c", str(self.config)), log, self._environ, self._program)
 
     def restart(self) -> None:
         """Starts it again after its process has ended."""

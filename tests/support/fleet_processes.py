@@ -8,13 +8,12 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from support.daemon_process import DaemonProcess, eventually
+from support.forked_launcher import begin
 from support.ports import free_port
 
 from launcher.fleet.members import Member, MemberList, MemberState, write_members
@@ -34,8 +33,8 @@ class IngressProcess:
     """The ingress, and HAProxy."""
 
     def __init__(self, folder: Path, *program: str) -> None:
-        """`program`: the words after Python's own name."""
-        self._program = program or ("-m", "launcher")
+        """`program`: the words after Python's own name, for another program than `numa-launcher`."""
+        self._program = program
         self.folder = folder / "i"
         self.folder.mkdir(mode=0o700)
         self.log = folder / "ingress.log"
@@ -48,9 +47,9 @@ class IngressProcess:
         self.start()
 
     def start(self) -> None:
+        words = ("fleet", "ingress", "--debug", "-c", str(self.config))
         with self.log.open("ab") as log:
-            words = [sys.executable, *self._program, "fleet", "ingress", "--debug", "-c", str(self.config)]
-            self.process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            self.process = begin(words, log, program=self._program)
 
     def kill(self) -> None:
         self.process.kill()
