@@ -33,17 +33,8 @@ def buckets_of(durations_s: Sequence[float] | NDArray[np.float64]) -> Counts:
     return np.minimum(found, BUCKETS - 1)
 
 
-def counts_of(durations_s: Sequence[float]) -> Counts:
-    return np.bincount(buckets_of(durations_s), minlength=BUCKETS)
-
-
-def to_bytes(counts: Counts) -> bytes:
-    """The stored form of a count for each bucket."""
-    return each_to_bytes(counts.reshape(1, -1))[0]
-
-
 def each_to_bytes(histograms: Counts) -> list[bytes]:
-    """The stored form of each row."""
+    """The stored form of each row, which has a count for each bucket."""
     rows, used = np.nonzero(histograms)
     stored = np.empty(len(used), dtype=_STORED)
     stored["bucket"], stored["count"] = used, np.minimum(histograms[rows, used], _MOST)
@@ -75,13 +66,8 @@ def merged_by(stored: Sequence[bytes], groups: Sequence[int], count: int) -> Cou
     return sums.astype(np.int64).reshape(count, BUCKETS)
 
 
-def quantile(counts: Counts, share: float) -> float | None:
-    """The duration in seconds below which `share` (0 to 1) of the counted ones are; None for none counted."""
-    return quantiles(counts.reshape(1, -1), share)[0]
-
-
 def quantiles(histograms: Counts, share: float) -> list[float | None]:
-    """The same of each row."""
+    """For each row the duration in seconds below which `share` (0 to 1) of its counted ones are; None for a row of none."""
     sums = np.cumsum(histograms, axis=1)
     totals = sums[:, -1]
     ranks = np.maximum(0, np.ceil(share * totals) - 1)

@@ -7,7 +7,7 @@ the same for many of them, once. Kinds are kept when their requests are deleted,
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any, Final, NamedTuple, get_args, get_type_hints
 
@@ -186,11 +186,6 @@ CROSS JOIN request AS r INDEXED BY request_by_id ON r.id >> 10 = part.number AND
 {_JOINED}
 WHERE +r.request_id = ?1 ORDER BY r.ended_at DESC, r.id DESC LIMIT 1
 """  # noqa: S608
-
-
-def entries(reader: sqlite3.Connection, since: float, until: float) -> Iterator[EndedRequest]:
-    """The requests that ended in [since, until), Unix seconds, in the order of their ends."""
-    return map(_entry_of, reader.execute(f"{_ENTRIES} ORDER BY r.ended_at, r.id", (since, until)))
 
 
 def latest(

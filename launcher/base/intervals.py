@@ -6,7 +6,6 @@ one figure per run. Which rule fits:
 
     mean, mean_ratio     two runs and more; Student's t, exact for normal noise; holds for skewed noise and outliers
     paired_ratio         runs in alternating order: drift that falls on both of a pair cancels
-    bootstrap_ratio      four runs and more: no assumption on the shape of the noise; wider at few runs
     quantile             latencies of one run; exact for independent requests whatever their distribution
     quantile_ratio       two of them
 
@@ -38,28 +37,27 @@ _Array = NDArray[np.float64]
 
 
 class Interval(msgspec.Struct, frozen=True):
-    """An estimate and the range that covers the true value with probability `level`."""
+    """An estimate and the range that covers the true value with probability LEVEL."""
 
     estimate: float
     low: float
     high: float
-    level: float = LEVEL
 
     def contains(self, value: float) -> bool:
         return self.low <= value <= self.high
 
 
-def mean(samples: Samples, level: float = LEVEL) -> Interval | None:
+def mean(samples: Samples) -> Interval | None:
     """Student's t interval of a mean; None for fewer than two samples."""
     if len(samples) < 2:
         return None
     values = np.asarray(samples, dtype=float)
     estimate = float(values.mean())
-    margin = student_t(level, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
-    return Interval(estimate, estimate - margin, estimate + margin, level)
+    margin = student_t(LEVEL, len(values) - 1) * float(values.std(ddof=1)) / math.sqrt(len(values))
+    return Interval(estimate, estimate - margin, estimate + margin)
 
 
-def mean_ratio(numerator: Samples, denominator: Samples, level: float = LEVEL) -> Interval | None:
+def mean_ratio(numerator: Samples, denominator: Samples) -> Interval | None:
     """Interval of the ratio of two positive means; None for fewer than two samples on a side.
 
     A numerator of zeros is 0 times the denominator. Else Welch's t interval of the difference of the logarithms of the
@@ -69,59 +67,32 @@ def mean_ratio(numerator: Samples, denominator: Samples, level: float = LEVEL) -
     if min(len(over), len(under)) < 2:
         return None
     if not over.any():
-        return Interval(0.0, 0.0, 0.0, level)
+        return Interval(0.0, 0.0, 0.0)
     over = _with_positive_mean(numerator)
     first, second = _squared_error(over), _squared_error(under)
     estimate = float(over.mean() / under.mean())
     error = first + second
     if error == 0:
-        return Interval(estimate, estimate, estimate, level)
+        return Interval(estimate, estimate, estimate)
     freedom = error**2 / (first**2 / (len(over) - 1) + second**2 / (len(under) - 1))
-    factor = math.exp(student_t(level, freedom) * math.sqrt(error))
-    return Interval(estimate, estimate / factor, estimate * factor, level)
+    factor = math.exp(student_t(LEVEL, freedom) * math.sqrt(error))
+    return Interval(estimate, estimate / factor, estimate * factor)
 
 
-def paired_ratio(numerator: Samples, denominator: Samples, level: float = LEVEL) -> Interval | None:
+def paired_ratio(numerator: Samples, denominator: Samples) -> Interval | None:
     """Interval of the ratio of two figures measured in pairs, positive samples in the same order on both sides.
 
     Student's t interval of the mean of log(numerator / denominator): the geometric mean of the pairs' ratios.
     None for fewer than two pairs."""
     if len(numerator) != len(denominator):
         raise ValueError(f"{len(numerator)} samples cannot be paired with {len(denominator)}")
-    found = mean(list(np.log(_positive(numerator)) - np.log(_positive(denominator))), level)
+    found = mean(list(np.log(_positive(numerator)) - np.log(_positive(denominator))))
     if found is None:
         return None
-    return Interval(math.exp(found.estimate), math.exp(found.low), math.exp(found.high), level)
+    return Interval(math.exp(found.estimate), math.exp(found.low), math.exp(found.high))
 
 
-def bootstrap_ratio(
-    numerator: Samples, denominator: Samples, *, seed: int, level: float = LEVEL, resamples: int = 2000
-) -> Interval | None:
-    """As `mean_ratio`, with the distribution of the studentized log ratio from resampling instead of Student's.
-
-    Bootstrap-t (Efron and Tibshirani, An Introduction to the Bootstrap, 1993, section 12.5): the
-    percentile bootstrap covers the truth in 87 % only at five samples. None for fewer than four samples on a
-    side: too many resamples would have no variance. The same seed gives the same interval."""
-    over, under = _with_positive_mean(numerator), _with_positive_mean(denominator)
-    if min(len(over), len(under)) < 4:
-        return None
-    generator = np.random.default_rng(seed)
-    estimate = float(over.mean() / under.mean())
-    error = math.sqrt(_squared_error(over) + _squared_error(under))
-    tops = over[generator.integers(len(over), size=(resamples, len(over)))]
-    bottoms = under[generator.integers(len(under), size=(resamples, len(under)))]
-    errors = np.sqrt(_squared_errors(tops) + _squared_errors(bottoms))
-    usable = errors > 0
-    if not usable.any():
-        return Interval(estimate, estimate, estimate, level)
-    logs = np.log(tops.mean(axis=1) / bottoms.mean(axis=1)) - math.log(estimate)
-    low, high = np.quantile(logs[usable] / errors[usable], [(1 - level) / 2, (1 + level) / 2])
-    return Interval(
-        estimate, estimate * math.exp(-float(high) * error), estimate * math.exp(-float(low) * error), level
-    )
-
-
-def quantile(samples: Samples, share: float, level: float = LEVEL) -> Interval | None:
+def quantile(samples: Samples, share: float) -> Interval | None:
     """Distribution-free interval of a quantile from samples in the order they were measured.
 
     Its bounds are order statistics, whose ranks come from the binomial distribution (David and Nagaraja, Order
@@ -129,42 +100,40 @@ def quantile(samples: Samples, share: float, level: float = LEVEL) -> Interval |
     Samples that depend on their neighbours count as fewer (`effective_count`).
     None where the samples are too few for a bound on either side: `quantile_needs` says how many are enough."""
     values = np.asarray(samples, dtype=float)
-    if len(values) < quantile_needs(share, level):
+    if len(values) < quantile_needs(share):
         return None
     estimate = float(np.quantile(values, share))
     below_it = values < estimate if (values <= estimate).all() else values <= estimate
     count = effective_count(below_it)
-    if count < quantile_needs(share, level):
+    if count < quantile_needs(share):
         return None
     # below[k]: the probability that at most k of `count` independent samples lie below the quantile.
     steps = np.arange(count)
     logs = np.log((count - steps) / (steps + 1)) + math.log(share / (1 - share))
     below = np.exp(count * math.log(1 - share) + np.concatenate([[0.0], logs.cumsum()])).cumsum()
-    ranks = np.interp([(1 - level) / 2, (1 + level) / 2], below, np.arange(1, count + 2))
+    ranks = np.interp([(1 - LEVEL) / 2, (1 + LEVEL) / 2], below, np.arange(1, count + 2))
     positions = np.arange(1, len(values) + 1) / (len(values) + 1)
     low, high = np.interp(ranks / (count + 1), positions, np.sort(values))
-    return Interval(estimate, float(low), float(high), level)
+    return Interval(estimate, float(low), float(high))
 
 
-def quantile_ratio(
-    numerator: Samples, denominator: Samples, share: float, level: float = LEVEL
-) -> Interval | None:
+def quantile_ratio(numerator: Samples, denominator: Samples, share: float) -> Interval | None:
     """Interval of the ratio of two runs' quantiles of positive samples; None where either has no interval.
 
     The two intervals are combined on the logarithmic scale by the method of variance estimates recovery (Zou and
     Donner, Statistics in Medicine 27, 2008). It covers what varies within a run, not what varies between runs."""
-    over, under = quantile(numerator, share, level), quantile(denominator, share, level)
+    over, under = quantile(numerator, share), quantile(denominator, share)
     if over is None or under is None or min(over.low, under.low) <= 0:
         return None
     estimate = over.estimate / under.estimate
     down = math.hypot(math.log(over.estimate / over.low), math.log(under.high / under.estimate))
     up = math.hypot(math.log(over.high / over.estimate), math.log(under.estimate / under.low))
-    return Interval(estimate, estimate * math.exp(-down), estimate * math.exp(up), level)
+    return Interval(estimate, estimate * math.exp(-down), estimate * math.exp(up))
 
 
-def quantile_needs(share: float, level: float = LEVEL) -> int:
+def quantile_needs(share: float) -> int:
     """Fewest independent samples that bound a quantile on both sides: 368 for a p99, 6 for a median."""
-    return math.ceil(math.log((1 - level) / 2) / math.log(max(share, 1 - share)))
+    return math.ceil(math.log((1 - LEVEL) / 2) / math.log(max(share, 1 - share)))
 
 
 def effective_count(events: Sequence[bool] | NDArray[np.bool_]) -> int:
@@ -212,11 +181,6 @@ def _positive(samples: Samples) -> _Array:
     return values
 
 
-def _squared_errors(samples: _Array) -> _Array:
-    """Squared relative standard errors of the means along the last axis."""
-    found: _Array = samples.var(axis=-1, ddof=1) / samples.shape[-1] / samples.mean(axis=-1) ** 2
-    return found
-
-
 def _squared_error(samples: _Array) -> float:
-    return float(_squared_errors(samples))
+    """Squared relative standard error of the mean."""
+    return float(samples.var(ddof=1) / len(samples) / samples.mean() ** 2)

@@ -174,10 +174,9 @@ class WatchedFile(Generic[T]):
         if found != self._identity or (self._trouble is not None and now >= self._try_at):
             self._identity = found
             self._try_at = now + RETRY_S
-            self.reload()
+            self._read_again()
 
-    def reload(self) -> bool:
-        """Read the files now. False: they cannot be used. Blocks."""
+    def _read_again(self) -> None:
         before = self._trouble
         try:
             self.value = self._read()
@@ -188,10 +187,9 @@ class WatchedFile(Generic[T]):
             if before is None:
                 self._since = self._wall()
             self._trouble = error
-            return False
+            return
         self._trouble, self._since = None, self._wall()
         _LOG.info("%s read from %s", self._what, ", ".join(self._paths))
-        return True
 
     def state(self) -> FileState:
         """As of the last look."""

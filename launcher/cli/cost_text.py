@@ -25,7 +25,7 @@ def report_lines(report: CostReport, zone: ZoneInfo) -> list[str]:
         "",
         *_costs(report),
         "",
-        *_comparison(report.references, report.currency, report.references_note, "the same tokens at"),
+        *_comparison(report.references, report.currency, report.references_note),
         *_rate(report),
         *([""] if report.overflow is not None else []),
         *_overflow(report.overflow, report.currency),
@@ -102,11 +102,16 @@ def _of(costs: PerMillion | None, name: str) -> str:
     return _ABSENT if value is None else shown(value)
 
 
-def _comparison(rows: Sequence[Comparison], currency: str, note: str, head: str) -> Iterator[str]:
+def _comparison(rows: Sequence[Comparison], currency: str, note: str) -> Iterator[str]:
     if rows and any(row.amount for row in rows):
         yield from table(
             [
-                (head, currency, f"{currency} per million in all", "this machine is cheaper from"),
+                (
+                    "the same tokens at",
+                    currency,
+                    f"{currency} per million in all",
+                    "this machine is cheaper from",
+                ),
                 *((row.name, shown(row.amount), _each(row), _break_even(row)) for row in rows),
             ]
         )
@@ -181,7 +186,7 @@ def _month(estimate: Estimate, month: Month, speed: str, each: str, price: str) 
     )
     yield f"never idle   {each}"
     yield ""
-    yield from _comparison(month.references, currency, month.references_note, "the same tokens at")
+    yield from _comparison(month.references, currency, month.references_note)
 
 
 def _machines(month: Month) -> str:

@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
         with (
             asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
-            process.threads_of(runner.get_loop(), told),
+            process.loop_threads(runner.get_loop(), told),
         ):
             runner.run(serve(deployment, reread, lambda: options.config_of(args), hung_up=hangup.is_set))
     finally:

@@ -14,7 +14,7 @@ from msgspec.structs import force_setattr
 from launcher.base.errors import LauncherError
 from launcher.base.text import parse_size
 from launcher.config.proxy_schema import Overflow, Proxy
-from launcher.config.usage_schema import Audit, Cost, Price, Reference, Telemetry, Usage
+from launcher.config.usage_schema import Audit, Cost, Telemetry, Usage
 from launcher.config.values import (
     EngineKind,
     LogFormat,
@@ -31,7 +31,7 @@ from launcher.config.values import (
 
 __all__ = [
     "Audit", "Config", "Control", "Cost", "Engine", "EngineKind", "Layout", "LogFormat", "Logging", "Memory", "Model",
-    "Overflow", "Policy", "Price", "Proxy", "Reference", "Runtime", "Section", "SpawnerKind", "Strategy", "Supervision",
+    "Overflow", "Policy", "Proxy", "Runtime", "Section", "SpawnerKind", "Strategy", "Supervision",
     "Systemd", "Telemetry", "Usage",
 ]  # fmt: skip
 

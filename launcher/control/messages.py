@@ -61,13 +61,6 @@ class Request:
     """`drain` only: requests that are in flight after this time are ended."""
 
 
-class Role(StrEnum):
-    """Who may ask: members of [control] read_group may read, those of [control] group may also change."""
-
-    READ = "read"
-    CHANGE = "change"
-
-
 @dataclass(frozen=True, slots=True)
 class Option:
     """One query parameter."""
@@ -99,14 +92,8 @@ class Endpoint:
     """JSON that an example sends."""
     routine: bool = False
     """A program asks it every few seconds: done ones are neither logged nor in the audit trail, refused ones are."""
-    text: bool = False
-    """The reply is no JSON but a page of text."""
     within_s: float | None = None
     """The longest that the daemon takes for an answer, where that is not REQUEST_S; 503 after it."""
-
-    @property
-    def role(self) -> Role:
-        return Role.READ if self.method == "GET" else Role.CHANGE
 
 
 _FORCE: Final = Option("force", "1", "also if fewer than `supervision.min_ready` instances would be left")
@@ -191,7 +178,7 @@ ENDPOINTS: Final[tuple[Endpoint, ...]] = (
     ),
     Endpoint(
         "metrics", "GET", "/metrics", "the endpoint's `/metrics`",
-        "Prometheus' text format", options=(REDACT,), text=True,
+        "Prometheus' text format", options=(REDACT,),
     ),
     Endpoint(
         "usage", "GET", "/usage", "what was served, from the usage ledger's hourly sums",

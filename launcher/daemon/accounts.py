@@ -241,12 +241,14 @@ class Accounts:
             uid=peer.uid, gid=peer.gid, pid=peer.pid, status=action.status, result=action.result, reason=action.reason,
         ))  # fmt: skip
 
-    def signalled(self, verb: str, name: str, reason: str) -> None:
-        """A signal asked for a change, by whom the kernel does not tell a Python handler. `reason`: why it was refused, or
+    def signalled(self, reason: str) -> None:
+        """SIGHUP asked for a reload, by whom the kernel does not tell a Python handler. `reason`: why it was refused, or
         empty."""
         result = "refused" if reason else "done"
         self._enter(
-            ControlEntry(at=self.clock.wall(), verb=verb, arguments=name, result=result, reason=reason)
+            ControlEntry(
+                at=self.clock.wall(), verb="reload", arguments="SIGHUP", result=result, reason=reason
+            )
         )
 
     def _enter(self, entry: ControlEntry) -> None:

@@ -236,10 +236,10 @@ def build_deployment(
     return deploy(config, read_host(config, machine=machine, cpus_only=cpus_only, asking=asking))
 
 
-def was_tuned(environ: Mapping[str, str] = os.environ) -> bool:
+def was_tuned() -> bool:
     """`tune` has remembered something here. The module that compares it with this machine (measured.py) imports numpy."""
     try:
-        return best_file(state_folder(None, environ, os.geteuid())).exists()
+        return best_file(state_folder(None, os.environ, os.geteuid())).exists()
     except (LauncherError, OSError):  # a user without a home folder has no results either
         return False
 

@@ -336,7 +336,7 @@ class Daemon:
         except Exception:  # a later signal may be obeyed
             why = "internal error"
             log.exception("cannot reload", extra={"audit": "refused", "verb": "reload"})
-        self.accounts.signalled("reload", "SIGHUP", why)
+        self.accounts.signalled(why)
 
     def _on_idle(self, slot: int, generation: int) -> None:
         self.supervisor.went_idle(slot, generation)

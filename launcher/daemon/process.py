@@ -52,7 +52,7 @@ THREADS: Final = 32
 
 
 @contextmanager
-def threads_of(loop: asyncio.AbstractEventLoop, told: Callable[[BaseException], int]) -> Iterator[None]:
+def loop_threads(loop: asyncio.AbstractEventLoop, told: Callable[[BaseException], int]) -> Iterator[None]:
     """Give the loop threads for what blocks. At the end, also by an error: end the process where one of them does not end
     within END_S, with exit code 0, or that of `told`, which prints the error."""
     threads = ThreadPoolExecutor(THREADS, "event loop's thread")

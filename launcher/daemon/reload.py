@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -17,8 +16,6 @@ from launcher.instances.lifecycle import Limits
 from launcher.instances.ports import Prober
 from launcher.instances.slot_state import Intent, ProbeSettings, State
 from launcher.instances.supervisor import Availability, Supervisor, check
-
-log = logging.getLogger("launcher.rollout")
 
 # For systemd to list the units of an earlier daemon, usually milliseconds. Less than a control client waits.
 ADOPTION_S: Final = 20.0

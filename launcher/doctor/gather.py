@@ -22,7 +22,7 @@ from launcher.doctor.facts import Facts, Kernel
 from launcher.engines.checks import Compiler, Installed, Trouble
 from launcher.engines.make import engine_type, probe_stack
 from launcher.engines.numactl import Binding, probe_binding
-from launcher.engines.software import Stack, find_tcmalloc
+from launcher.engines.software import PROBE_TIMEOUT_S, Stack, find_tcmalloc
 from launcher.keys.api_keys import ApiKeys
 from launcher.machine import sysfs
 from launcher.machine.hardware import read_host, read_settings
@@ -31,8 +31,6 @@ from launcher.measure.tune.remembered import recall
 from launcher.proxy.downstream.tls import ServerTls
 from launcher.proxy.upstream.overflow_endpoint import watched_key
 
-# Compilers print their version within milliseconds.
-PROBE_TIMEOUT_S: Final = 60.0
 # capabilities(7); linux/capability.h.
 _CAP_SYS_NICE: Final = 23
 COMPILERS: Final = ("g++", "c++", "clang++")

@@ -25,9 +25,6 @@ MARK: Final = "NUMA_LAUNCHER_INSTANCE"
 class Container(Struct, frozen=True):
     """A container started by a client such as podman, outside of the client's process tree."""
 
-    name: str
-    command: tuple[str, ...]
-    """Command inside the container."""
     folders: tuple[str, ...]
     """Mounted; created on the host if missing."""
     last_word: tuple[str, ...]

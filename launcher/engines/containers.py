@@ -88,7 +88,7 @@ class Wrapping(Struct, frozen=True):
             self.image,
             *launch.argv[1:],
         )
-        return replace(launch, argv=argv, env=env, container=self._container(name, launch.argv))
+        return replace(launch, argv=argv, env=env, container=self._container(name))
 
     def _shared_memory(self) -> tuple[str, ...]:
         """podman rejects a size together with --ipc=host."""
@@ -102,14 +102,12 @@ class Wrapping(Struct, frozen=True):
     def _volumes(self) -> tuple[Volume, ...]:
         return (Volume(self.socket_dir, writable=True), *self.volumes)
 
-    def _container(self, name: str, command: tuple[str, ...]) -> Container:
+    def _container(self, name: str) -> Container:
         remove: tuple[str, ...] = (self.client, "rm", "--force", "--volumes")
         if self.runtime is Runtime.PODMAN:
             # Without --time, ten seconds pass between SIGTERM and SIGKILL.
             remove = (*remove, "--ignore", "--time=0")
         return Container(
-            name=name,
-            command=command,
             folders=tuple(volume.path for volume in self._volumes() if volume.writable),
             last_word=(
                 self.client, "inspect", "--type=container",

@@ -6,13 +6,14 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final, assert_never
+from typing import assert_never
 
 from msgspec import Struct
 
 from launcher.base.cpuset import CpuSet
 from launcher.base.errors import LauncherError, timed_out
 from launcher.config.schema import Engine, Runtime
+from launcher.engines.software import PROBE_TIMEOUT_S
 from launcher.plan.plan import Placement
 
 # --- The command prefix that binds an instance to its cpus and memory nodes. ---
@@ -65,9 +66,6 @@ class Binding(Struct, frozen=True):
             case _:
                 assert_never(self.policy)
 
-
-# numactl takes milliseconds, but minutes while a machine boots and starts all services.
-PROBE_TIMEOUT_S: Final = 60.0
 
 Run = Callable[[tuple[str, ...]], str | None]
 """Runs a command: None on success, else the first line of its error output."""

@@ -13,7 +13,8 @@ from msgspec import Struct
 from launcher.base.errors import LauncherError, PassingError, timed_out
 from launcher.config.schema import Engine
 
-# For an interpreter that prints its path, ldconfig, or a client of containers.
+# For an interpreter that prints its path, ldconfig, numactl, a compiler, or a client of containers: milliseconds, but
+# minutes while a machine boots and starts all services.
 PROBE_TIMEOUT_S: Final = 60.0
 TCMALLOC_FILE: Final = "libtcmalloc_minimal.so.4"
 _LIBRARY_DIRS: Final = (

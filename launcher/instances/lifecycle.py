@@ -134,8 +134,8 @@ def retry(slot: SlotState, _event: Event, now: float, limits: Limits) -> Step:
     return _spawn(slot, now, limits)
 
 
-def _stop(slot: SlotState, now: float, deadline: float, *, crash: Cause | None = None) -> Step:
-    return _enter(replace(slot, crash=crash), State.STOPPING, now, deadline), (Action.TERMINATE,)
+def _stop(slot: SlotState, now: float, deadline: float) -> Step:
+    return _enter(replace(slot, crash=None), State.STOPPING, now, deadline), (Action.TERMINATE,)
 
 
 def _kill(slot: SlotState, now: float, limits: Limits, crash: Cause) -> Step:

@@ -48,8 +48,6 @@ class Adopted(Struct, frozen=True):
     generation: int
     launch: Launch
     process: Process
-    age_s: float
-    """Seconds since its start."""
     follow: Callable[[Callable[[str, float], None]], None]
     """Called once with `on_line(text, time)`, which gets the earlier lines that are still kept and then the new ones, each
     with its time in seconds since the epoch."""

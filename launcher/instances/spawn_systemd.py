@@ -119,7 +119,6 @@ class UnitAdoption:
             generation=record.generation,
             launch=launch,
             process=self._units.process_of(slot, unit, facts, launch.address, on_line),
-            age_s=max(0.0, time.time() - (facts.started_s or time.time())),
             follow=follow,
         )
 

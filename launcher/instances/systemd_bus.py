@@ -51,8 +51,6 @@ class UnitFacts(Struct, frozen=True):
     """Exit code, or number of the signal."""
     result: str
     """success, exit-code, signal, oom-kill, timeout, ..."""
-    cgroup: str
-    """Below /sys/fs/cgroup; empty when it has none."""
     environment: tuple[str, ...]
     started_s: float
     """When the main process was started, seconds since the epoch; 0 before."""
@@ -134,8 +132,7 @@ class Systemd:
             active=of_unit["ActiveState"], has_job=of_unit["Job"][0] != 0, main_pid=of_service["MainPID"],
             invocation=bytes(of_unit["InvocationID"]).hex(), code=of_service["ExecMainCode"],
             status=of_service["ExecMainStatus"], result=of_service["Result"],
-            cgroup=of_service["ControlGroup"], environment=tuple(of_service["Environment"]),
-            started_s=of_service["ExecMainStartTimestamp"] / 1e6,
+            environment=tuple(of_service["Environment"]), started_s=of_service["ExecMainStartTimestamp"] / 1e6,
         )  # fmt: skip
 
     async def job_type(self, unit: str) -> str | None:

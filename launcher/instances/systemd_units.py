@@ -85,13 +85,11 @@ T = TypeVar("T")
 
 
 class SystemdProcess:
-    def __init__(self, units: Units, unit: str, pid: int, ended: asyncio.Task[Exit], cgroup: str) -> None:
+    def __init__(self, units: Units, unit: str, pid: int, ended: asyncio.Task[Exit]) -> None:
         self._units = units
         self._unit = unit
         self._pid = pid
         self._ended = ended
-        self.cgroup = cgroup
-        """Below /sys/fs/cgroup."""
 
     @property
     def pid(self) -> int:
@@ -189,7 +187,7 @@ class Units:
     ) -> SystemdProcess:
         """A running unit. `on_line` gets what systemd reports at its exit."""
         ended = self.background(self._follow(slot, unit, facts, address, on_line), f"unit {unit}")
-        return SystemdProcess(self, unit, facts.main_pid, ended, facts.cgroup)
+        return SystemdProcess(self, unit, facts.main_pid, ended)
 
     def not_executable(self, unit: str) -> SystemdProcess:
         """A process that has ended with 127, as a shell reports a command that it cannot execute."""
@@ -197,7 +195,7 @@ class Units:
         async def ended() -> Exit:
             return Exit(code=127, signal=None)
 
-        return SystemdProcess(self, unit, 0, self.background(ended(), f"unit {unit}"), "")
+        return SystemdProcess(self, unit, 0, self.background(ended(), f"unit {unit}"))
 
     async def _follow(
         self, slot: int, unit: str, first: UnitFacts, address: Address, on_line: Callable[[str], None]

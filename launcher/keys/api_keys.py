@@ -111,13 +111,6 @@ class ApiKeys:
         if self._file is not None and (records := self._file.latest(now)) is not self._records:
             self._follow(records, now)
 
-    def reload(self, now: float) -> bool:
-        """Read the file now. False: it cannot be used, and the keys stay as they are."""
-        if self._file is None or not self._file.reload():
-            return self._file is None
-        self._follow(self._file.value, now)
-        return True
-
     def _read(self, path: str) -> tuple[KeyRecord, ...]:
         records = key_file.read(path)
         # Revoked keys stay in the file: an empty one is being written, or was cut.

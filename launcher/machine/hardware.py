@@ -79,12 +79,9 @@ class HostFacts(Struct, frozen=True):
     vendor: str
     brand: str
     family: int | None
-    model: int | None
     flags: frozenset[str]
     """As the kernel names them; py-cpuinfo adds what cpuid says beyond /proc/cpuinfo."""
-    physical_cores: int | None
     logical_cpus: int
-    memory_total_bytes: int
     memory_available_bytes: int
 
     @property
@@ -105,12 +102,10 @@ def read_host() -> HostFacts:
     import psutil  # noqa: PLC0415  heavy
 
     info: dict[str, Any] = cpuinfo.get_cpu_info()
-    memory = psutil.virtual_memory()
     return HostFacts(
         vendor=info.get("vendor_id_raw", ""), brand=info.get("brand_raw", ""), family=info.get("family"),
-        model=info.get("model"), flags=frozenset(info.get("flags", ())),
-        physical_cores=psutil.cpu_count(logical=False), logical_cpus=psutil.cpu_count() or 1,
-        memory_total_bytes=memory.total, memory_available_bytes=memory.available,
+        flags=frozenset(info.get("flags", ())), logical_cpus=psutil.cpu_count() or 1,
+        memory_available_bytes=psutil.virtual_memory().available,
     )  # fmt: skip
 
 

@@ -120,13 +120,6 @@ class Root:
             return None
         return None if data is None else data.decode(errors="replace")
 
-    def need(self, path: str) -> str:
-        """The file's content. Raises LauncherError when absent."""
-        text = self.text(path)
-        if text is None:
-            raise self.broken(path, "the file is missing")
-        return text
-
     def number(self, path: str) -> int | None:
         """The file's content as a decimal number; None when absent."""
         text = self.text(path)

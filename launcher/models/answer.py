@@ -90,7 +90,7 @@ def with_answer(profile: ModelProfile, answer: Answer, engine: str) -> ModelProf
         weights_bytes=answer.weights_bytes, weights_source=f"{engine}: parameters of its class",
         kv_bytes_per_token=sum(its.count * its.heads * its.head_bytes for its in layers),
         num_attention_heads=answer.heads or profile.num_attention_heads,
-        num_kv_heads=(answer.kv_heads if layers else None), num_layers=sum(its.count for its in layers),
+        num_kv_heads=answer.kv_heads if layers else None,
         # The checkpoint's own method goes before the engine's name for it, and before one that is asked for.
         quantization=answer.quantization if profile.unread else profile.quantization,
         mla=answer.latent, kv_source=f"{engine}: KV cache specs of its class",

@@ -85,8 +85,6 @@ class ModelProfile(Struct, frozen=True):
     num_attention_heads: int | None = None
     num_kv_heads: int | None = None
     """1 with multi-head latent attention: every rank keeps the whole latent."""
-    num_layers: int | None = None
-    """Layers with a KV cache."""
     architecture: str | None = None
     quantization: str | None = None
     """quant_method of the checkpoint; None when it is not quantized."""
@@ -234,7 +232,6 @@ def _read(
         max_model_len=length,
         num_attention_heads=heads,
         num_kv_heads=_kv_heads(its, layers) if heads else None,
-        num_layers=sum(its.count for its in layers),
         architecture=its.architecture,
         quantization=method_of(quantization),
         sliding_window=window_of(text),

@@ -29,7 +29,6 @@ _LISTED: Final = 8
 class Reach(Struct, frozen=True):
     """The part of the machine that one instance uses."""
 
-    slot: int
     cores: int
     l3_cores: Mapping[int, int]
     """Index of each L3 domain it touches to its cores there; empty where the kernel shows no L3."""
@@ -100,7 +99,7 @@ def _reach(
     channels = [topology.node(node).memory_channels for node in nodes]
     known = [count for count in channels if count is not None]
     return Reach(
-        slot=slot.id, cores=len(firsts), l3_cores=dict(sorted(l3_cores.items())), nodes=nodes,
+        cores=len(firsts), l3_cores=dict(sorted(l3_cores.items())), nodes=nodes,
         channels=sum(known) if len(known) == len(channels) else None, kv_cache_bytes=slot.kv_cache_bytes,
     )  # fmt: skip
 

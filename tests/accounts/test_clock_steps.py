@@ -15,6 +15,7 @@ from support.deployments import CLOUD, made
 from support.fakes import until
 from support.hand_clock import DAY_S, HOUR_S, STEPS_S, HandClock
 from support.history_rows import row
+from support.ledger_file import entries
 from support.stored_sums import StoredSums
 from support.written import written
 
@@ -24,7 +25,6 @@ from launcher.accounts.budgets import Budgets, Past, Reservation, Rules
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import open_reader
-from launcher.accounts.request_rows import entries
 from launcher.accounts.spending import KEPT_S, Spent, SpentElsewhere
 from launcher.base.clock import BELIEVED_S
 from launcher.base.money import PICOS

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.ledger_file import entries
 from support.written import written
 
 from launcher.accounts import ledger as module
@@ -26,7 +27,6 @@ from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import LEDGER, open_reader, open_sums
 from launcher.accounts.report_values import Question
-from launcher.accounts.request_rows import entries
 from launcher.accounts.usage_report import report
 from launcher.base import writer
 from launcher.base.clock import SETTLED_S, Clock

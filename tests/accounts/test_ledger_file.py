@@ -10,11 +10,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from support.ledger_file import entries
 
 from launcher.accounts import ledger_file
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LedgerFile, move_aside, open_reader, open_sums
-from launcher.accounts.request_rows import entries
 from launcher.base import database
 from launcher.base.database import MODE, is_proven, parts
 from launcher.base.errors import LauncherError

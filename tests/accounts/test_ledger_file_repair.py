@@ -14,13 +14,13 @@ from zoneinfo import ZoneInfo
 
 import pytest
 from support.hand_clock import HandClock, at
+from support.ledger_file import entries
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import LedgerFile, check, move_aside, open_reader, restore
 from launcher.accounts.report_values import Question, hour_begin
-from launcher.accounts.request_rows import entries
 from launcher.accounts.spent_before import Lookup, read_before, read_past
 from launcher.accounts.spent_sums import SpentSums
 from launcher.accounts.usage_report import report

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.ledger_file import LedgerFile
+from support.ledger_file import LedgerFile, entries
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LEDGER, check, open_reader
@@ -21,7 +21,6 @@ from launcher.accounts.request_rows import (
     Kind,
     Kinds,
     Row,
-    entries,
     find,
     latest,
     rows_of,
@@ -63,7 +62,7 @@ def test_entries_come_back(batch: list[EndedRequest], cut: int, restart: bool) -
         kinds = Kinds(connection)
         entered(connection, batch[:cut], 1, kinds)
         entered(connection, batch[cut:], 1 + len(batch[:cut]), Kinds(connection) if restart else kinds)
-        found = list(entries(connection, 0, 3e9))
+        found = entries(connection, 0, 3e9)
         assert found == sorted(batch, key=lambda entry: entry.ended_at)
         assert all(type(entry.exact) is type(entry.streamed) is bool for entry in found)
         [count] = connection.execute("SELECT count(*) FROM request_kind").fetchone()
@@ -93,8 +92,8 @@ def reader(ledger: LedgerFile) -> Iterator[sqlite3.Connection]:
         yield reader
 
 
-def test_entries_of_a_time(reader: sqlite3.Connection) -> None:
-    assert [entry.ended_at for entry in entries(reader, 2, 4)] == [2, 3]
+def test_requests_of_a_time(reader: sqlite3.Connection) -> None:
+    assert [entry.ended_at for entry in latest(reader, 2, 4, 9, {})] == [3, 2]
 
 
 def test_the_latest_come_first(reader: sqlite3.Connection) -> None:
@@ -152,7 +151,7 @@ def test_an_index_answers(reader: sqlite3.Connection) -> None:
     assert steps_of(lambda: find(reader, "never"), reader) <= 1
     assert steps_of(lambda: latest(reader, 0, BUSY, 5, {"key": "bob"}), reader) <= 1
     assert steps_of(lambda: latest(reader, 0, BUSY, 5, {"key": "nobody"}), reader) <= 1
-    assert steps_of(lambda: list(entries(reader, 100, 110)), reader) <= 1
+    assert steps_of(lambda: latest(reader, 100, 110, BUSY, {}), reader) <= 1
 
 
 def test_a_reader_cannot_write(reader: sqlite3.Connection) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.ledger_file import counts_of
 
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.latency import counts_of, merged
+from launcher.accounts.latency import merged
 from launcher.accounts.ledger_file import LEDGER
 from launcher.accounts.request_rows import MOST_KINDS, Kinds, rows_of
 from launcher.accounts.sums import DIMENSIONS, HISTOGRAMS, INTEGERS, OUTCOMES, SECONDS, Sums

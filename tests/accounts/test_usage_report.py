@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.ledger_file import LedgerFile, unix
+from support.ledger_file import LedgerFile, histogram, unix
 
-from launcher.accounts.latency import counts_of, to_bytes
 from launcher.accounts.report_values import BY, Question, UsageReport, UsageRow
 from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
 from launcher.accounts.usage_report import MAX_ROWS, report
@@ -277,7 +276,7 @@ def test_a_month_of_100_keys_takes_little_time(tmp_path: Path) -> None:
     """Ten million requests: 720 hours of 100 keys with 140 requests each. Start of the interpreter included."""
     ledger = LedgerFile(tmp_path / "usage.db")
     generator = random.Random(5)  # noqa: S311
-    blobs = [to_bytes(counts_of([generator.lognormvariate(0, 1) for _ in range(140)])) for _ in range(50)]
+    blobs = [histogram([generator.lognormvariate(0, 1) for _ in range(140)]) for _ in range(50)]
     hour = int(time.time()) // 3600 * 3600
     figures = [140] * len(INTEGERS) + [1.0] * len(SECONDS)
     rows = (

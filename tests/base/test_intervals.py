@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from launcher.base.intervals import (
     Interval,
-    bootstrap_ratio,
     effective_count,
     mean,
     mean_ratio,
@@ -113,35 +112,6 @@ def test_pairs_cancel_drift(count: int) -> None:
     assert paired.high - paired.low < 0.1 * (welch.high - welch.low)
 
 
-@pytest.mark.parametrize(("count", "draw"), [(5, skewed), (12, normal)])
-def test_coverage_of_the_bootstrap(count: int, draw: Callable[[int], NDArray[np.float64]]) -> None:
-    found = coverage(
-        GAIN,
-        lambda: bootstrap_ratio(list(GAIN * draw(count)), list(draw(count)), seed=7, resamples=400),
-        trials=1000,
-    )
-    assert 0.92 < found < 0.98
-
-
-def test_the_percentile_bootstrap_is_too_narrow_at_five_samples() -> None:
-    """Why bootstrap_ratio studentizes."""
-
-    def percentile() -> Interval:
-        over, under = GAIN * normal(5), normal(5)
-        picks = GENERATOR.integers(5, size=(2, 400, 5))
-        ratios = over[picks[0]].mean(axis=1) / under[picks[1]].mean(axis=1)
-        low, high = np.quantile(ratios, [0.025, 0.975])
-        return Interval(float(over.mean() / under.mean()), float(low), float(high))
-
-    assert coverage(GAIN, percentile, trials=1000) < 0.91
-
-
-def test_the_bootstrap_repeats_with_its_seed() -> None:
-    over, under = list(skewed(8)), list(skewed(8))
-    assert bootstrap_ratio(over, under, seed=1) == bootstrap_ratio(over, under, seed=1)
-    assert bootstrap_ratio(over, under, seed=1) != bootstrap_ratio(over, under, seed=2)
-
-
 @pytest.mark.parametrize(("count", "share"), [(10, 0.5), (100, 0.5), (400, 0.95), (2000, 0.99)])
 def test_coverage_of_a_quantile(count: int, share: float) -> None:
     truth = math.exp(0.7 * NormalDist().inv_cdf(share))
@@ -181,7 +151,6 @@ def test_too_few_samples_have_no_interval() -> None:
     assert mean([1.0]) is None
     assert mean_ratio([1.0], [1.0, 2.0]) is None
     assert paired_ratio([1.0], [1.0]) is None
-    assert bootstrap_ratio([1.0, 2.0, 3.0], [1.0, 2.0, 3.0, 4.0], seed=1) is None
     assert quantile([], 0.5) is None
     assert quantile_ratio([1.0] * 10, [1.0] * 5, 0.5) is None
     assert quantile_needs(0.5) == 6
@@ -192,7 +161,6 @@ def test_too_few_samples_have_no_interval() -> None:
 def test_equal_samples_have_an_interval_without_width() -> None:
     for found in (
         mean_ratio([2.0, 2.0], [1.0, 1.0]),
-        bootstrap_ratio([2.0] * 4, [1.0] * 4, seed=1),
         quantile_ratio([2.0] * 10, [1.0] * 10, 0.5),
     ):
         assert found is not None

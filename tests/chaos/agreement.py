@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from support.ledger_file import entries
+
 from chaos.clients import Result
 from launcher.accounts.audit_verify import verify
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_sums
-from launcher.accounts.request_rows import entries
 from launcher.base.errors import LauncherError
 
 KINDS = ("prompt", "cached_prompt", "output")

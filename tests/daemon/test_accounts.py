@@ -18,12 +18,12 @@ import pytest
 from support.deployments import CLOUD, made
 from support.fakes import until
 from support.history_rows import row
+from support.ledger_file import entries
 
 from launcher.accounts import ledger
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import LEDGER, LedgerFile, open_reader
 from launcher.accounts.report_values import hour_begin
-from launcher.accounts.request_rows import entries
 from launcher.accounts.spent_sums import SpentSums
 from launcher.base import writer
 from launcher.base.database import locked

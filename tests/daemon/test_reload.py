@@ -217,7 +217,7 @@ class SlowSpawner(FakeSpawner):
         for slot in slots:
             self.started.append(FakeProcess(2000 + slot, slot, 7, print))
         return {
-            process.slot: Adopted(7, slots[process.slot](7), process, 60.0, lambda _tell: None)
+            process.slot: Adopted(7, slots[process.slot](7), process, lambda _tell: None)
             for process in self.started
         }
 

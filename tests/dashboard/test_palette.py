@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.colours import contrast
 
 import launcher.dashboard
 
@@ -28,17 +29,6 @@ def palette(scheme: str) -> dict[str, str]:
 
 def colours(text: str) -> dict[str, str]:
     return dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", text))
-
-
-def luminance(colour: str) -> float:
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def contrast(one: str, other: str) -> float:
-    light, dark = sorted((luminance(one), luminance(other)), reverse=True)
-    return (light + 0.05) / (dark + 0.05)
 
 
 def test_contrast_of_known_colours() -> None:

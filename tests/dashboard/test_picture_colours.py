@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 
 import pytest
+from support.colours import contrast
 
 import launcher.dashboard
-from launcher.measure.bench.page_style import contrast
 
 STATIC = Path(launcher.dashboard.__file__).parent / "static"
 SCHEMES = ("light", "dark")

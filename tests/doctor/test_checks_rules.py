@@ -39,7 +39,7 @@ TOPOLOGY = Topology(
     cpu=CpuInfo("AuthenticAMD", "EPYC", 25, ZEN4),
     allowed_nodes=CpuSet([0]),
 )
-HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
+HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, ZEN4, 8, 40 * GIB)
 SOFTWARE = Installed(stack=Stack(command=("/venv/bin/vllm",)))
 KERNEL = Kernel("always", False, frozenset({"performance"}), False, True, None)
 GOOD = Facts(

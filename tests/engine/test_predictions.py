@@ -22,11 +22,11 @@ from aiohttp import web
 from support.daemon_process import SOON_S, DaemonProcess, eventually
 from support.engine_runs import READY_S, Configure
 from support.keys import new_key
+from support.ledger_file import entries
 from support.ports import free_port
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_reader
-from launcher.accounts.request_rows import entries
 
 pytestmark = [pytest.mark.engine, pytest.mark.release, pytest.mark.timeout(1800)]
 

@@ -23,10 +23,10 @@ import pytest
 from integration.load import Load
 from support.daemon_process import DaemonProcess, eventually
 from support.engine_runs import READY_S
+from support.ledger_file import entries
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_reader
-from launcher.accounts.request_rows import entries
 from launcher.base.cpuset import CpuSet
 
 # Well below supervision.stop_timeout_s (30): it did not wait for that.

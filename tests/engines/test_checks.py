@@ -10,7 +10,7 @@ from launcher.engines.software import Stack
 from launcher.machine.hardware import HostFacts
 from launcher.machine.named import find_topology
 
-HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, frozenset(), 8, 8, 1, 1)
+HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, frozenset(), 8, 1)
 TOPOLOGY = find_topology("epyc-7763-1p")
 SERVER = Stack(command=("/s", "{uds}"))
 

@@ -33,7 +33,7 @@ class Setup:
         for slot in adopted:
             process = self.old[slot] = FakeProcess(100 + slot, slot, 5, str)
             launch = FakeEngine().launch(a_slot(slot), 5)
-            self.spawner.inheritance[slot] = Adopted(5, launch, process, 60.0, self.said.append)
+            self.spawner.inheritance[slot] = Adopted(5, launch, process, self.said.append)
         plan = Plan(Strategy.CONTIGUOUS, tuple(map(a_slot, range(3))), CpuSet(), CpuSet.parse("0-3"), (), ())
         self.supervisor = Supervisor(
             plan, engine=FakeEngine(), spawner=self.spawner, prober=self.prober, limits=LIMITS, probing=PROBES,

@@ -34,8 +34,6 @@ def contained(folder: Path, script: str, *, left_over: str = "", env: dict[str, 
         return ("/bin/sh", "-c", f'echo {word} "$@" >> {calls}; echo {word}: said', "sh")
 
     container = Container(
-        name="box",
-        command=("engine",),
         folders=(str(folder / "made" / "here"),),
         last_word=note("last"),
         remove=note("remove"),

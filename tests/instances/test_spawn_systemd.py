@@ -26,7 +26,7 @@ FRAME = Frame(
     daemon_unit="numa-launcher.service", slice="numa-launcher.slice", user=None, allowed_cpus=False,
     memory_max_bytes=None, stop_s=5.0,
 )  # fmt: skip
-GONE = UnitFacts("inactive", False, 0, "", 1, 0, "success", "", (), 0.0)
+GONE = UnitFacts("inactive", False, 0, "", 1, 0, "success", (), 0.0)
 
 
 def launch(generation: int, word: str = "as planned") -> Launch:
@@ -97,7 +97,7 @@ class NoJournal:
 
 def running(slot: int, what: Launch) -> UnitFacts:
     environment = (f"{MARK}={mark(slot, 1, digest(what))}",)
-    return UnitFacts("active", False, 70 + slot, "ab", 0, 0, "success", "/c", environment, 1.0)
+    return UnitFacts("active", False, 70 + slot, "ab", 0, 0, "success", environment, 1.0)
 
 
 @pytest.fixture

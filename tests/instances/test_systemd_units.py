@@ -25,7 +25,7 @@ def launch(generation: int) -> Launch:
 DIGEST = digest(launch(2))
 RECORD = Record(slot=1, generation=2, unit="u", digest=DIGEST, socket="/run/s-2", pid=7, invocation="ab")
 FACTS = UnitFacts(
-    active="active", has_job=False, main_pid=7, invocation="ab", code=0, status=0, result="success", cgroup="/c",
+    active="active", has_job=False, main_pid=7, invocation="ab", code=0, status=0, result="success",
     environment=("B=2", f"{MARK}={mark(1, 2, DIGEST)}"), started_s=1.0,
 )  # fmt: skip
 SLOTS: dict[int, Callable[[int], Launch]] = {1: launch}

@@ -12,9 +12,9 @@ from typing import Any
 import psutil
 import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.ledger_file import entries
 
 from launcher.accounts.ledger_file import open_reader
-from launcher.accounts.request_rows import entries
 
 LIBRARY = Path(__file__).parents[1] / "support" / "hanging_disk.c"
 # Bound on control requests; other jobs may use the cpus.

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from support.daemon_process import SOON_S, DaemonProcess, eventually
+from support.ledger_file import entries
 
 from launcher.accounts.latency import merged
 from launcher.accounts.ledger import BATCH_S
 from launcher.accounts.ledger_file import open_reader, open_sums
-from launcher.accounts.request_rows import entries
 from launcher.accounts.sums import DIMENSIONS, INTEGERS
 from launcher.base.database import NoDataError
 from launcher.telemetry.history import HOUR

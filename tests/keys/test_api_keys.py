@@ -19,6 +19,7 @@ from support.stored_sums import StoredSums
 from launcher.accounts.budgets import Budgets, Past, Rules
 from launcher.base.api_errors import HttpError
 from launcher.base.errors import LauncherError
+from launcher.base.watched_file import RETRY_S
 from launcher.keys import key_file
 from launcher.keys.api_keys import ApiKeys, KeyEntry
 from launcher.keys.key_record import KeyRecord
@@ -54,7 +55,6 @@ def test_without_a_file_no_key_is_needed() -> None:
     assert not keys.required
     assert keys.check(Fields(), 0.0) is None
     assert keys.check(head_with("Bearer whatever"), 0.0) is None
-    assert keys.reload(0.0)
 
 
 def test_a_valid_key_is_accepted(path: Path) -> None:
@@ -192,27 +192,17 @@ def test_a_request_ends_under_the_name_that_it_began_under(path: Path) -> None:
     assert (keys.sums["bea"].in_flight, keys.sums["bea"].tokens) == (0, 0)
 
 
-def test_reload_is_at_once(path: Path) -> None:
-    put(path)
-    keys = ApiKeys(str(path))
-    refused(keys, None, now=0.0)
-    ann, record = make("ann")
-    put(path, record)
-    assert keys.reload(0.0)
-    assert entry(keys, f"Bearer {ann}", now=0.1).record.name == "ann"
-
-
 def test_a_broken_file_keeps_the_old_keys(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ann, record = make("ann")
     put(path, record)
     keys = ApiKeys(str(path))
     path.write_text("{")
-    assert not keys.reload(0.0)
-    assert not keys.reload(0.0)
+    looked(keys, 1.0)
+    looked(keys, 1.0 + RETRY_S)
     path.write_text("")  # an editor has begun to write it
-    assert not keys.reload(0.0)
+    looked(keys, 2.0 + RETRY_S)
     path.unlink()
-    assert entry(keys, f"Bearer {ann}", now=5.0).record.name == "ann"
+    assert entry(keys, f"Bearer {ann}", now=3.0 + RETRY_S).record.name == "ann"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
     assert len(errors) == 3  # each complaint once
     assert "keeping the API keys read before" in errors[0]

@@ -11,7 +11,7 @@ from launcher.models.layers import KvLayers, LayerKind
 from launcher.models.profile import ModelProfile
 
 READ = ModelProfile(
-    weights_bytes=100, kv_bytes_per_token=4096, max_model_len=None, num_attention_heads=8, num_kv_heads=8, num_layers=1,
+    weights_bytes=100, kv_bytes_per_token=4096, max_model_len=None, num_attention_heads=8, num_kv_heads=8,
     layers=(KvLayers(LayerKind.FULL, 1, 8, 512, head_size=128),), sources=("config", "assumed"), quantization="awq",
     assumed=("max_position_embeddings", "head_dim"), cpu_gap="sparse attention", class_gap="no class",
 )  # fmt: skip
@@ -31,7 +31,7 @@ def test_a_class_that_was_built_replaces_all_that_was_read_or_assumed() -> None:
         KvLayers(LayerKind.STATE, 3, 1, 0, state_bytes=11, state_blocks=1),
     )
     assert (its.max_model_len, its.weights_bytes, its.kv_bytes_per_token) == (1000, 900, 4096)
-    assert (its.num_attention_heads, its.num_kv_heads, its.num_layers) == (16, 2, 5)
+    assert (its.num_attention_heads, its.num_kv_heads) == (16, 2)
     assert (its.sources, its.assumed, its.cpu_gap, its.class_gap) == (("engine",), (), None, None)
     assert its.asked
     assert not READ.asked

@@ -164,7 +164,7 @@ def test_gguf_of_several_files_is_described_by_the_language_models(tmp_path: Pat
     )  # fmt: skip
     profile = read_profile(str(tmp_path))
     assert profile.weights_bytes == 3 * 2 * 34
-    assert (profile.num_layers, profile.max_model_len) == (2, 4096)
+    assert (sum(its.count for its in profile.layers), profile.max_model_len) == (2, 4096)
 
 
 def test_gguf_beside_a_config(tmp_path: Path) -> None:
@@ -174,7 +174,7 @@ def test_gguf_beside_a_config(tmp_path: Path) -> None:
         write_gguf(tmp_path / f"m-{i}.gguf", (f"blk.{i}.w", (32, 2), 8))
     profile = read_profile(path)
     assert profile.weights_bytes == 2 * 2 * 34
-    assert profile.num_layers == 32
+    assert sum(its.count for its in profile.layers) == 32
 
 
 def test_gguf_metadata_of_every_kind(tmp_path: Path) -> None:

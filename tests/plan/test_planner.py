@@ -24,7 +24,6 @@ PROFILE = ModelProfile(
     max_model_len=4096,
     num_attention_heads=32,
     num_kv_heads=8,
-    num_layers=16,
 )
 EPYC_1P = Machine(l3=16, cores=8, smt=2, node_bytes=768 * GIB)
 EPYC_2P = replace(EPYC_1P, sockets=2)

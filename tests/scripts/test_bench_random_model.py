@@ -46,7 +46,7 @@ def test_a_gguf_file_has_the_shape(kind: str, tmp_path: Path) -> None:
     file = tmp_path / "m.gguf"
     random_model.write_gguf(SHAPE, kind, file)
     profile = read_gguf_profile(str(file))
-    assert (profile.num_layers, profile.hidden_size, profile.vocab_size) == (
+    assert (sum(its.count for its in profile.layers), profile.hidden_size, profile.vocab_size) == (
         SHAPE.layers,
         SHAPE.hidden,
         SHAPE.vocabulary,

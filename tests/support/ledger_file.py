@@ -10,16 +10,32 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import numpy as np
+
 from launcher.accounts.ended_request import EndedRequest
-from launcher.accounts.latency import counts_of, to_bytes
+from launcher.accounts.latency import BUCKETS, Counts, buckets_of, each_to_bytes
 from launcher.accounts.ledger_file import LEDGER
-from launcher.accounts.request_rows import INSERT, Kinds, rows_of
+from launcher.accounts.request_rows import INSERT, Kinds, latest, rows_of
 from launcher.accounts.sums import HISTOGRAMS, INTEGERS, SECONDS
 from launcher.base.database import migrate
 
 
 def unix(text: str, zone: str = "UTC") -> int:
     return int(dt.datetime.fromisoformat(text).replace(tzinfo=ZoneInfo(zone)).timestamp())
+
+
+def counts_of(durations_s: Sequence[float]) -> Counts:
+    return np.bincount(buckets_of(durations_s), minlength=BUCKETS)
+
+
+def histogram(durations_s: Sequence[float]) -> bytes:
+    """The stored form of durations."""
+    return each_to_bytes(counts_of(durations_s).reshape(1, -1))[0]
+
+
+def entries(reader: sqlite3.Connection, since: float, until: float) -> list[EndedRequest]:
+    """The requests that ended in [since, until), Unix seconds, in the order of their ends."""
+    return latest(reader, since, until, 2**62, {})[::-1]
 
 
 class LedgerFile:
@@ -46,7 +62,7 @@ class LedgerFile:
         """Add to an hour's row. `first_byte` and `duration`: lists of seconds."""
         numbers = (*INTEGERS, *SECONDS)
         values: list[Any] = [figures.pop(column, 0) for column in numbers]
-        values += [to_bytes(counts_of(figures.pop(column, []))) for column in HISTOGRAMS]
+        values += [histogram(figures.pop(column, [])) for column in HISTOGRAMS]
         assert not figures
         marks = ", ".join("?" * (3 + len(values)))
         sums = ", ".join(f"{column} = {column} + excluded.{column}" for column in numbers)

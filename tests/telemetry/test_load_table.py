@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from support.hand_clock import DAY_S, HandClock
 from support.history_rows import NOON, row, slot, value
+from support.ledger_file import entries
 from support.written import written
 
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger import Ledger
 from launcher.accounts.ledger_file import check, open_reader, restore
 from launcher.accounts.report_values import Question
-from launcher.accounts.request_rows import entries
 from launcher.accounts.usage_report import report
 from launcher.base.errors import LauncherError
 from launcher.config.schema import Usage

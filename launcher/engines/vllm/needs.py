@@ -73,7 +73,6 @@ _CONSOLE: Final = b"vllm.entrypoints"
 class Question(Struct, frozen=True):
     """One model, as it would be started."""
 
-    name: str
     folder: str
     python: str
     engine: str
@@ -105,7 +104,7 @@ def question_of(model: Model, config: Config, stack: Stack, flags: frozenset[str
         for part in _description(place):
             digest.update(part)
     return Question(
-        name=model.name, folder=str(folder.absolute()), python=stack.python, engine=f"vLLM {stack.vllm}",
+        folder=str(folder.absolute()), python=stack.python, engine=f"vLLM {stack.vllm}",
         arguments=arguments, environment=environment, instructions=instructions, digest=digest.hexdigest(),
         runs_code=has_flag(arguments, "--trust-remote-code"),
     )  # fmt: skip

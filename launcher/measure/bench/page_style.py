@@ -24,12 +24,6 @@ SERIES: Final = 6
 DASHES: Final = ("none", "7 3", "2.5 2.5", "9 3 2 3", "4 2", "1.5 3.5")
 
 
-def contrast(one: str, other: str) -> float:
-    """Contrast ratio of two colours like "#1c1c1c", 1 to 21 (WCAG 2.2, definition of contrast ratio)."""
-    lighter, darker = sorted((_luminance(one), _luminance(other)), reverse=True)
-    return (lighter + 0.05) / (darker + 0.05)
-
-
 def style_sheet() -> str:
     dark = f"@media screen and (prefers-color-scheme:dark){{:root{{{_variables(DARK)}}}}}"
     return f":root{{{_variables(LIGHT)}}}{dark}{_RULES}"
@@ -37,15 +31,6 @@ def style_sheet() -> str:
 
 def _variables(palette: dict[str, str]) -> str:
     return "".join(f"--{name}:{value};" for name, value in palette.items())
-
-
-def _luminance(colour: str) -> float:
-    red, green, blue = (_linear(int(colour[at : at + 2], 16) / 255) for at in (1, 3, 5))
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-
-def _linear(channel: float) -> float:
-    return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
 
 
 _RULES: Final = """

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from launcher.base.text import counted, table
+from launcher.measure.tune import remembered
 from launcher.measure.tune.answers import compared
 from launcher.measure.tune.model import (
     Candidate,
@@ -134,7 +135,8 @@ class Report:
             return "no layout gave a figure"
         if compared is None:
             return self._claim_without_comparison(self._candidates[verdict.winner])
-        label, ratio = self._candidates[compared.candidate].label, _ratio(compared.ratio, compared.interval)
+        label = self._candidates[compared.candidate].label
+        ratio = remembered.ratio(compared.ratio, compared.interval)
         if verdict.different:
             return f"{label} gives {ratio} times the default's {self._figure()}"
         most = math.ceil(round((compared.interval[1] - 1) * 100, 6))
@@ -278,7 +280,3 @@ def _mean(measured: Sequence[Measurement], field: str) -> float | None:
 
 def _shown(value: float | None, form: str) -> str:
     return _ABSENT if value is None else form.format(value)
-
-
-def _ratio(ratio: float, interval: tuple[float, float]) -> str:
-    return f"{ratio:.2f} ({interval[0]:.2f}–{interval[1]:.2f})"

@@ -130,10 +130,6 @@ class ServerTls:
         bounds = self._newest.latest(self._clock()).validity
         return None if bounds is None else bounds[1]
 
-    def reload(self) -> bool:
-        """Read the files now. False: they cannot be used, and the certificate stays."""
-        return self._newest.reload()
-
     def _choose(self, connection: ssl.SSLSocket | ssl.SSLObject, _: str | None, __: ssl.SSLContext) -> None:
         """Called in each handshake, before a certificate is sent."""
         connection.context = self._newest.latest(self._clock()).context

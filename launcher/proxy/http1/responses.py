@@ -32,14 +32,13 @@ _SEEN_BYTES = 1024
 
 
 class BadResponse(Exception):  # noqa: N818 - it is an instance's answer, and none
-    """An instance's head that is no HTTP/1.1, or whose framing is in doubt; `reason` says why.
+    """An instance's head that is no HTTP/1.1, or whose framing is in doubt; its text says why.
 
     `deterministic`: the head is HTTP/1.1 otherwise, so every instance would answer this request the same way.
     """
 
     def __init__(self, reason: str, *, deterministic: bool = False) -> None:
         super().__init__(reason)
-        self.reason = reason
         self.deterministic = deterministic
 
 

@@ -44,7 +44,6 @@ _PING_EVENT_BYTES = 4096  # with comments before it; looking for its name takes 
 
 _EVENT_END = re.compile(rb"\r\n\r\n|\n\r\n|\n\n|\r\r")
 _ERROR_NAME = re.compile(rb"event:\s*(?:error|response\.failed)\s*(?:[\r\n]|$)")
-_DONE = re.compile(rb"data:\s*\[DONE\]\s*$")
 _DONE_DATA = b"[DONE]"
 _DONE_BYTES = 64  # with blanks
 # What is missing of a stream that is whole otherwise. Cohere's own API has no [DONE].

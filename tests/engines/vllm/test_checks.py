@@ -21,7 +21,7 @@ MATRIX = Matrix.parse((resources.files("launcher.engines.vllm") / "compatibility
 CHECKS = engine_type("vllm").checks()
 ZEN4 = frozenset({"avx2", "avx512f", "avx512_bf16"})
 INTEL = ZEN4 | {"amx_bf16"}
-HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, 17, ZEN4, 8, 8, 64 * GIB, 40 * GIB)
+HOST = HostFacts("AuthenticAMD", "AMD EPYC 9654", 0x19, ZEN4, 8, 40 * GIB)
 TOPOLOGY = find_topology("epyc-7763-1p")
 STACK = Stack(command=("/venv/bin/vllm",), vllm="0.32.0", torch="2.13.0+cpu", zentorch="2.13.0.1")
 GOOD = Installed(

@@ -119,7 +119,6 @@ def python(folder: Path, body: str) -> str:
 
 def question(python: str, **changed: object) -> Question:
     fields = {
-        "name": "m",
         "folder": "/m",
         "engine": "vLLM 0",
         "arguments": ("--dtype", "x"),

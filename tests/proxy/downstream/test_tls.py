@@ -14,6 +14,7 @@ from support.certificates import ECDSA, certify
 from support.fakes import looked
 
 from launcher.base.errors import LauncherError
+from launcher.base.watched_file import RETRY_S
 from launcher.proxy.downstream.tls import ServerTls
 
 RSA = ("-newkey", "rsa:2048")
@@ -132,19 +133,13 @@ async def test_new_files_are_taken_without_a_restart(server: Server, shelf: Shel
     assert (await server.shown(maximum_version=ssl.TLSVersion.TLSv1_2))[0] == "c"
 
 
-async def test_reload_is_at_once(server: Server, shelf: Shelf) -> None:
-    shelf.put("b")
-    assert server.tls.reload()
-    assert (await server.shown())[0] == "b"
-
-
 async def test_bad_files_leave_the_old_certificate(
     server: Server, shelf: Shelf, caplog: pytest.LogCaptureFixture
 ) -> None:
     shelf.put("b", key_of="a")  # half of a renewal
     for _ in range(2):
+        server.clock.now += RETRY_S
         assert (await server.shown(later=True))[0] == "a"
-    assert not server.tls.reload()
     shelf.key.unlink()
     assert (await server.shown(later=True))[0] == "a"
     errors = [line.getMessage() for line in caplog.records if line.levelno == logging.ERROR]
@@ -157,7 +152,7 @@ async def test_bad_files_leave_the_old_certificate(
 def test_one_file_may_hold_both(shelf: Shelf) -> None:
     shelf.chain.write_bytes(shelf.chain.read_bytes() + shelf.key.read_bytes())
     shelf.key.unlink()
-    assert ServerTls(str(shelf.chain)).reload()
+    assert ServerTls(str(shelf.chain)).end
 
 
 def test_errors_at_start(shelf: Shelf, store: Path, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from support.daemon_logs import FakeJournal
 from support.deployments import CLOUD
 from support.deployments import made as deployment
 from support.keys import new_key
+from support.ledger_file import entries
 from support.otlp_receiver import receiving
 from support.proxy_under_test import Build, until
 
@@ -24,7 +25,6 @@ from launcher.accounts.audit_verify import verify
 from launcher.accounts.budgets import Budgets
 from launcher.accounts.ended_request import EndedRequest
 from launcher.accounts.ledger_file import open_reader
-from launcher.accounts.request_rows import entries
 from launcher.base import log_lines, watched_file
 from launcher.base.money import PICOS
 from launcher.base.writer import Sink

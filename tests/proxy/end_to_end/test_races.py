@@ -11,12 +11,13 @@ from random import Random
 
 import pytest
 from msgspec.structs import replace
-from support.fakes import SOON_S
+from support.fakes import SOON_S, looked
 from support.keys import new_key
 from support.plain_engine import CHAT, QUESTION, PlainEngine
 from support.proxy_under_test import Build, ProxyUnderTest, until
 from support.scripted_engine import DONE, Call
 
+from launcher.base.watched_file import LOOK_EVERY_S
 from launcher.keys import key_file
 
 ASKED = {"model": "m", "stream": True, "temperature": 0, "messages": [{"role": "user", "content": QUESTION}]}
@@ -102,7 +103,9 @@ async def test_a_revoked_key_finishes_what_it_has_and_gets_no_more(build: Build,
         await answer.content.readuntil(b"\n\n")
         revoked = "2026-11-22T10:00:00Z"
         key_file.update(str(path), lambda old: tuple(replace(record, revoked=revoked) for record in old))
-        proxy.server._keys.reload(0.0)
+        await asyncio.to_thread(looked)
+        proxy.server._keys.look(asyncio.get_running_loop().time() + LOOK_EVERY_S)
+        await asyncio.to_thread(looked)
         async with proxy.client.post(CHAT, data=json.dumps(ASKED), headers=bearer) as late:
             assert late.status == 401
         go.set()
