@@ -45,7 +45,7 @@ def test_every_verb_is_an_endpoint_and_every_endpoint_has_an_example() -> None:
     assert all(line in PAGE.read_text().splitlines() for line in shown)
 
 
-def test_each_method_has_its_role_on_the_page() -> None:
+def test_methods_are_those_that_the_page_gives_a_role() -> None:
     assert {endpoint.method for endpoint in ENDPOINTS} == {"GET", "POST"}
 
 

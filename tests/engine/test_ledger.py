@@ -154,8 +154,7 @@ def test_tokens_and_memory_are_as_predicted(kind: str, vllm: str, tmp_path: Path
     assert told.max_model_len == LENGTH
 
     with serving(vllm, folder, tmp_path) as (root, log):
-        held = KV_BYTES // pool.block_bytes / pool.blocks(LENGTH) if pool.groups else 0  # requests
-        assert int(figure(_TOKENS, log)) == int(held * LENGTH)
+        assert int(figure(_TOKENS, log)) == pool.tokens(KV_BYTES, LENGTH)
         # The files hold 16-bit weights; the profile counts them as float32, tied ones once.
         on_disk = sum(f.stat().st_size for f in folder.iterdir() if f.suffix in {".bin", ".safetensors"})
         assert profile.weights_bytes is not None

@@ -89,8 +89,9 @@ def test_a_slot_has_one_name_and_other_daemons_have_others(make_slot: MakeSlot) 
         CommandEngine(("srv", "{uds}"), Binding.of_container(binds_memory=False), "/run/nl", lambda: 1),
         wrapping(),
     )
-    found = [engine.launch(make_slot(id=2), generation).container for generation in (1, 2)]
-    assert [each.remove[-1] for each in found if each] == [NAME, NAME]
+    launches = [engine.launch(make_slot(id=2), generation) for generation in (1, 2)]
+    assert launches[0].argv != launches[1].argv, "what runs inside differs by its socket"
+    assert [each.container.remove[-1] for each in launches if each.container] == [NAME, NAME]
     other = wrapping(socket_dir="/run/other").wrap(bare(), make_slot(id=2)).container
     assert other is not None
     assert other.remove[-1] != NAME

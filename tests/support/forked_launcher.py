@@ -117,7 +117,9 @@ class Source:
         asked = json.dumps({"words": list(words), "folder": str(Path.cwd()), "environ": dict(environ)})
         with self._lock, _adopting():
             socket.send_fds(self._link, [asked.encode()], [log.fileno()])
-            return int(self._link.recv(64))
+            pid = self._link.recv(64)
+        assert pid, "the process that imports the launcher has ended; its standard error says why"
+        return int(pid)
 
 
 @functools.cache

@@ -8,6 +8,14 @@ from support.colours import contrast
 from launcher.measure.bench.page_style import DARK, DASHES, LIGHT, SERIES, style_sheet
 
 
+@pytest.mark.parametrize(
+    ("one", "other", "ratio"),
+    [("#000000", "#ffffff", 21.0), ("#777777", "#ffffff", 4.48), ("#0b5cad", "#0b5cad", 1.0)],
+)
+def test_contrast_is_wcags(one: str, other: str, ratio: float) -> None:
+    assert contrast(one, other) == pytest.approx(ratio, abs=0.01)
+
+
 @pytest.mark.parametrize("palette", [LIGHT, DARK], ids=["light", "dark"])
 @pytest.mark.parametrize("ground", ["page", "panel"])
 @pytest.mark.parametrize("ink", ["text", "muted", "accent", "alert"])
