@@ -238,23 +238,30 @@ def test_a_write_that_fails_half_way_is_repeated_at_its_place(tmp_path: Path, si
     assert report.kinds == {"file": 1, "start": 1, "request": 2, "stop": 1}
 
 
-def killed_once(folder: Path, after_s: float) -> None:
+def killed_once(folder: Path, after_bytes: int) -> None:
+    """A process that writes is killed when it has written so many bytes of requests."""
+
+    def size() -> int:
+        return sum(file.stat().st_size for file in folder.iterdir())
+
     paths = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(folder), *paths], stdout=subprocess.PIPE)
     assert process.stdout is not None
     with process.stdout:
         assert process.stdout.readline() == b"began\n"
-        time.sleep(after_s)
+        begun = size()
+        while size() < begun + after_bytes:
+            time.sleep(0.001)
         process.kill()
         assert process.wait() == -signal.SIGKILL
 
 
 def killed(folder: Path, times: int) -> None:
-    """A writing process is killed at random moments; each time the trail is whole, and the next one continues it."""
+    """A writing process is killed somewhere; each time the trail is whole, and the next one continues it."""
     chance = random.Random(times)  # noqa: S311
     for turn in range(times):
         before = verify(folder).last.n if turn else 0
-        killed_once(folder, chance.uniform(0.0, 0.15))
+        killed_once(folder, chance.randrange(1, 100_000))
         report = verify(folder)
         assert report.wrong is None, report.wrong
         assert report.last.n > before
@@ -270,5 +277,5 @@ def test_sigkill(tmp_path: Path) -> None:
 
 
 @pytest.mark.release
-def test_sigkill_at_50_random_moments(tmp_path: Path) -> None:
+def test_sigkill_at_50_places(tmp_path: Path) -> None:
     killed(tmp_path / "trail", 50)

@@ -98,8 +98,11 @@ def test_sigkill_under_load_holds_the_cap(
 
     async def killed(daemon: DaemonProcess) -> int:
         """What was charged in the last LOST_S before the kill, and after it."""
+        wanted = cloud.bill().requests + chance.randrange(21, 50)
         running = asyncio.create_task(load(daemon.url, chance, until_refused=False))
-        await asyncio.sleep(0.05 + chance.random() * 0.5)
+        while (await asyncio.to_thread(cloud.bill)).requests < wanted:
+            assert not running.done(), "the cap is larger than this"
+            await asyncio.sleep(0.01)
         stored = await asyncio.to_thread(charged)
         await asyncio.sleep(LOST_S)
         daemon.process.kill()

@@ -52,7 +52,7 @@ def said(daemon: DaemonProcess, *words: str) -> list[str]:
 
 @pytest.mark.parametrize("fault", ["unhealthy", pytest.param("hang", marks=pytest.mark.long)])
 def test_an_engine_is_watched_after_a_shortage_of_descriptors(start: Start, fault: str) -> None:
-    daemon = start(more=QUICK + "\nstall_timeout_s = 2\ncanary_interval_s = 1")
+    daemon = start(more=QUICK + "\nstall_timeout_s = 8\ncanary_interval_s = 1")
     daemon.wait_ready(2)
     with no_descriptors(daemon):
         eventually(lambda: len(said(daemon, SHORT)) > 1, what="looks that fail")
@@ -79,8 +79,9 @@ def test_an_exit_during_a_shortage_of_descriptors_is_noticed(start: Start) -> No
     eventually(lambda: (s := daemon.slot(0))["generation"] == 2 and s["state"] == "ready", what="slot 0 back")
 
 
-LYING = QUICK + "\nstall_timeout_s = 3\ncanary_interval_s = 600"
-TOLD_S = {"NUMA_LAUNCHER_PROXY__HUNG_TIMEOUT_S": "2"}
+# An instance that a busy machine holds up does not hang: it is given this long.
+LYING = QUICK + "\nstall_timeout_s = 8\ncanary_interval_s = 600"
+TOLD_S = {"NUMA_LAUNCHER_PROXY__HUNG_TIMEOUT_S": "6"}
 
 
 def ask(daemon: DaemonProcess, tokens: int = 2) -> int:
