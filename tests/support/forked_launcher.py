@@ -43,7 +43,9 @@ def begin(
     program: Sequence[str] = (),
 ) -> LauncherProcess | subprocess.Popen[bytes]:
     """`numa-launcher WORDS` without standard input, and with `log` for its output. `program`: the words after Python's own
-    name, for another program with its verbs."""
+    name, for another program with its verbs. LD_PRELOAD in `environ` needs an interpreter of its own."""
+    if not program and "LD_PRELOAD" in (environ or {}):
+        program = ("-m", "launcher")
     if not program:
         return LauncherProcess(words, log, environ)
     argv = [sys.executable, *program, *words]
