@@ -53,12 +53,10 @@ def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     for name in ("scripts", "systemd", "configs"):
         shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(tests / "support" / "fake_engine.py", repo)
-    for name in (
-        "instances/conftest.py", "instances/test_spawner_contract.py", "support/fakes.py", "support/processes.py",
-        "support/tools.py",
-    ):  # fmt: skip
-        (folder / name).parent.mkdir(exist_ok=True)
-        shutil.copy(tests / name, folder / name)
+    shutil.copytree(tests / "support", folder / "support", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "instances").mkdir()
+    for name in ("conftest.py", "test_spawner_contract.py"):
+        shutil.copy(tests / "instances" / name, folder / "instances")
     files = [wheel, tests / "conftest.py", ROOT / "pyproject.toml"]
     files += [GUEST / name for name in ("notes.py", "load.py", "contract")]
     facts = recorded("oncall", "nps2", folder, files)

@@ -70,6 +70,11 @@ def slot(number: int) -> Path:
     return found
 
 
+def kept() -> bool:
+    """Whether both slots have stamped caches, and nobody compiles together any more."""
+    return len([*BASE.glob("*/slot*/stamp.json")]) == 2 and not [*BASE.glob("*/workshop-*")]
+
+
 def tree() -> dict[str, Any]:
     """Every file, folder and link of the caches: its owner, mode, and content or target."""
     found = {}
@@ -96,7 +101,7 @@ def serve() -> None:
     note("start", sh("systemctl", "start", UNIT, timeout=READY_S))
     note("ready", until(ready, READY_S) is not None)
     note("unit", sh("systemctl", "show", UNIT, "--property=RestrictSUIDSGID,CapabilityBoundingSet")["out"])
-    until(lambda: len([*BASE.glob("*/slot*/stamp.json")]) == 2, READY_S)
+    until(kept, READY_S)
     note("first", tree())
     file = Path("/var/lib/numa-launcher/usage/usage.db")
     until(file.exists, READY_S)
@@ -111,7 +116,7 @@ def copy() -> None:
     """The second slot has nothing, and the first one what it needs."""
     note("emptied", as_user(f"rm -rf {slot(1)}"))
     note("restart-1", restart(1))
-    until((slot(0).parent / "slot1" / "stamp.json").exists, READY_S)
+    until(kept, READY_S)
     note("second", tree())
 
 
