@@ -101,7 +101,7 @@ def test_sigkill_under_load_holds_the_cap(
         wanted = cloud.bill().requests + chance.randrange(21, 50)
         running = asyncio.create_task(load(daemon.url, chance, until_refused=False))
         while (await asyncio.to_thread(cloud.bill)).requests < wanted:
-            assert not running.done(), "the cap is larger than this"
+            assert not running.done(), "the cap is spent, or the daemon has ended, before the kill"
             await asyncio.sleep(0.01)
         stored = await asyncio.to_thread(charged)
         await asyncio.sleep(LOST_S)

@@ -43,8 +43,8 @@ def begin(
     program: Sequence[str] = (),
 ) -> LauncherProcess | subprocess.Popen[bytes]:
     """`numa-launcher WORDS` without standard input, and with `log` for its output. `program`: the words after Python's own
-    name, for another program with its verbs. LD_PRELOAD in `environ` needs an interpreter of its own."""
-    if not program and "LD_PRELOAD" in (environ or {}):
+    name, for another program with its verbs. An LD_PRELOAD that is not this process's own needs a new interpreter."""
+    if not program and environ is not None and environ.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
         program = ("-m", "launcher")
     if not program:
         return LauncherProcess(words, log, environ)

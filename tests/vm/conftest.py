@@ -52,7 +52,6 @@ def record(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, A
     repo, tests = folder / "repo", ROOT / "tests"
     for name in ("scripts", "systemd", "configs"):
         shutil.copytree(ROOT / name, repo / name, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(tests / "support" / "fake_engine.py", repo)
     shutil.copytree(tests / "support", folder / "support", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "instances").mkdir()
     for name in ("conftest.py", "test_spawner_contract.py"):

@@ -94,7 +94,7 @@ def install() -> None:
     note("dry-run", sh("bash", script, "--without-vllm", "--dry-run"))
     note("before", {"opt": Path("/opt/numa-launcher").exists(), "etc": Path("/etc/numa-launcher").exists()})
     note("install", sh("bash", script, "--without-vllm", "--wheels", str(wheels), timeout=1800))
-    Path(ENGINE).write_bytes(Path("repo/fake_engine.py").read_bytes())
+    Path(ENGINE).write_bytes(Path("support/fake_engine.py").read_bytes())
     write_config(CONFIG)
     Path("/etc/numa-launcher/secrets/hf-token").write_text(TOKEN + "\n")
     Path("/etc/numa-launcher/environment").write_text(f"FTP_PROXY=http://proxy:{INHERITED}@192.0.2.1:3128\n")
