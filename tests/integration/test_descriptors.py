@@ -129,7 +129,7 @@ def limited(start: Callable[..., DaemonProcess], environ: dict[str, str]) -> Dae
     daemon = start(instances=1, environ=environ)
     resource.prlimit(daemon.process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
     daemon.wait_ready(1)
-    assert "clients can connect" in daemon.log.read_text()
+    eventually(lambda: "clients can connect" in daemon.log.read_text())
     # The usage ledger's files stay open from its first batch on.
     state = daemon.folder / "state"
     eventually((state / "usage" / "usage.db-shm").exists, what="the usage ledger is written")
