@@ -172,6 +172,7 @@ MARK: Final = b"\xef\xbb\xbf"
 # In msgspec's messages.
 _AT: Final = re.compile(r"\(byte ([0-9]+)\)")
 _TRAILING: Final = "JSON is malformed: trailing characters"
+_NOT_UTF8: Final = "Invalid UTF-8 encoded string"  # from 0.23 on; a UnicodeDecodeError before
 # An escaped half of a surrogate pair without the other. Pairs are passed over in C, but for those behind several escaped
 # backslashes: `half_of_pair` judges what is found.
 _BEFORE: Final = rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD]"
@@ -225,10 +226,12 @@ def half_pair(body: bytes | bytearray, at: int) -> HttpError:
 
 
 def _fault_of(body: bytes | bytearray, error: Exception) -> HttpError:
-    if isinstance(error, UnicodeDecodeError):
-        at = max(0, body.find(error.object)) + error.start
-        return no_json(body, f"it is not UTF-8 (byte {at})", at)
     words = str(error)
+    if isinstance(error, UnicodeDecodeError) or words == _NOT_UTF8:
+        try:
+            body.decode()
+        except UnicodeDecodeError as wrong:
+            return no_json(body, f"it is not UTF-8 (byte {wrong.start})", wrong.start)
     place = _AT.search(words)
     at = len(body) if place is None else int(place[1])
     half = half_of_pair(body, 0, len(body), whole=True)
