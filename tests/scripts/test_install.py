@@ -42,19 +42,21 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (("--engine", "llama.cpp"), "numa-launcher[llama-cpp]"),
     ],
 )
-def test_a_dry_run_says_what_would_be_done(more: tuple[str, ...], what: str) -> None:
-    done = run("scripts/install", "--dry-run", *more)
+def test_a_dry_run_says_what_would_be_done(tmp_path: Path, more: tuple[str, ...], what: str) -> None:
+    # Below a folder: what an upgrade would install depends on the release that this machine has.
+    done = run("scripts/install", "--dry-run", "--root", str(tmp_path), *more)
     assert done.returncode == 0, done.stderr
     assert f"would install {what} from {ROOT}" in done.stdout
     assert (
         ("haproxy" in done.stdout)
-        == ("write /etc/numa-launcher/fleet.toml" in done.stdout)
+        == (f"write {tmp_path}/etc/numa-launcher/fleet.toml" in done.stdout)
         == bool("--fleet" in more)
     )
     for unit in UNITS:
-        assert f"/etc/systemd/system/{unit}" in done.stdout
+        assert f"{tmp_path}/etc/systemd/system/{unit}" in done.stdout
     for file in SHELL_FILES.values():
-        assert f"/usr/local/share/{file}" in done.stdout
+        assert f"{tmp_path}/usr/local/share/{file}" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(
