@@ -21,7 +21,9 @@ WHOLE_PROGRAMS = {
     "scripts",
     "vm",
 }
-REPOSITORY = {"test_docs", "test_imports", "test_mirror", "test_ownership", "test_patterns"}
+REPOSITORY = {
+    "test_docs", "test_imports", "test_mirror", "test_ownership", "test_patterns", "test_planted_faults",
+}  # fmt: skip
 
 # Tests of several modules of a package at once.
 SEVERAL_MODULES = {

@@ -67,9 +67,9 @@ def plant(tree: Path, fault: Fault) -> None:
 
 def first_failure(tree: Path, tests: tuple[str, ...]) -> str | None:
     """The first of the gate's tests that fails; None if all pass."""
-    gates = "not budget and not release and not long"
+    gate = "not budget and not release and not long"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-n", "4", "-p", "no:cacheprovider", "-m", gates, *tests],
+        [sys.executable, "-m", "pytest", "-q", "-x", "--processes", "2", "-p", "no:cacheprovider", "-m", gate, *tests],
         cwd=tree, check=False, capture_output=True, text=True,
     )  # fmt: skip
     found = [line for line in done.stdout.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
