@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 from support.planted_faults import FAULTS, copied, first_failure, plant
 
 TESTS = "tests/base/test_writer.py"
 
 
-@pytest.mark.timeout(600)
 def test_faults_are_planted_and_one_is_seen() -> None:
     with copied() as tree:
         assert first_failure(tree, (TESTS,)) is None

@@ -44,7 +44,8 @@ def begin(
 ) -> LauncherProcess | subprocess.Popen[bytes]:
     """`numa-launcher WORDS` without standard input, and with `log` for its output. `program`: the words after Python's own
     name, for another program with its verbs. An LD_PRELOAD that is not this process's own needs a new interpreter."""
-    if not program and environ is not None and environ.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
+    environ = os.environ if environ is None else environ
+    if not program and environ.get("LD_PRELOAD") != os.environ.get("LD_PRELOAD"):
         program = ("-m", "launcher")
     if not program:
         return LauncherProcess(words, log, environ)
@@ -55,13 +56,11 @@ def begin(
 class LauncherProcess:
     """A child of this process, like those of subprocess.Popen."""
 
-    def __init__(
-        self, words: Sequence[str], log: IO[bytes], environ: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, words: Sequence[str], log: IO[bytes], environ: Mapping[str, str]) -> None:
         self.words = list(words)
         self.returncode: int | None = None
         self._lock = threading.Lock()
-        self.pid = _source().fork(self.words, log, os.environ if environ is None else environ)
+        self.pid = _source().fork(self.words, log, environ)
 
     def poll(self) -> int | None:
         """Its exit code, or less than 0: the signal that ended it. None: it runs."""
